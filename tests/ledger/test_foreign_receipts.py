@@ -25,7 +25,7 @@ from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, Receip
 from tf_labeldp.accounting.receipts import Composition, Examples
 from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault.model_history import attach
-from tf_labeldp.vault.private_labels import charge_together
+from tf_labeldp.vault.uses import LabelsTogether
 
 BOUNDED = settings(
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -82,7 +82,7 @@ def published() -> list[Receipt]:
     ]
     for _ in range(2):
         charge = Charge.of(ldp.RandomizedResponse(0.25, 2))
-        receipts += charge_together([first, second], charge, what="a step", unit="label")
+        receipts += LabelsTogether([first, second]).charge(charge, what="a step", unit="label")
     return receipts
 
 

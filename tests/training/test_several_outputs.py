@@ -303,7 +303,7 @@ def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPat
     """The vault that was charged keeps the charge, and a later fit charges both."""
     labels, model = two_vaults(), compiled()
     # The disk is full within a charge, which no public name offers.
-    before, keep = model.get_weights(), labels["kind"]._ledger.keep
+    before, keep = model.get_weights(), labels["kind"]._uses.ledger.keep
 
     def full_disk(**content: Any) -> Any:
         if "receipt" in content:
@@ -311,7 +311,7 @@ def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPat
         return keep(**content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(labels["kind"]._ledger, "keep", full_disk)
+        patched.setattr(labels["kind"]._uses.ledger, "keep", full_disk)
         with pytest.raises(OSError, match="no space left"):
             model.fit(batches(labels), verbose=0)
     for old, new in zip(before, model.get_weights(), strict=True):

@@ -19,7 +19,6 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, give_back
-from tf_labeldp.vault.private_labels import reserve_together
 
 Y = np.arange(60) % 2
 NAMES, EPSILON = 6, 0.5
@@ -45,7 +44,7 @@ def draw(labels, returned, unnamed_first=False):
 def draw_without_names(labels, returned):
     """Reserves two uses as a fit with an evaluation and without a key does."""
     response, histogram = RandomizedResponse(0.5, 2), HistogramMechanism(0.5, 2)
-    with reserve_together([(labels, None, response), (labels, None, histogram)]):
+    with labels.reserve({None: [response, histogram]}):
         noisy, counts = labels.randomize(response), labels.release(histogram)
     returned("unnamed", noisy.values.tobytes() + counts.values.tobytes())
 

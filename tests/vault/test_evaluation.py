@@ -39,7 +39,7 @@ GUESSES = NUMBERS + RNG.normal(0.0, 1.0, N)
 
 
 def vault(labels=LABELS, epsilon=1.0, delta=0.0, **arguments):
-    if not arguments.keys() & {"low", "num_classes", "num_labels"}:
+    if not arguments.keys() & {"kind", "num_classes"}:
         arguments["num_classes"] = int(np.max(labels)) + 1
     budget = PrivacyBudget(epsilon, delta)
     return PrivateLabels(labels, budget=budget, **{"insecure_seed": 7, **arguments})

@@ -284,7 +284,7 @@ def test_a_defect_is_found_before_a_label_is_read(method, broken, message, monke
     monkeypatch.setattr(NearbyResponse, method, broken)
     labels = vault()
     opened = []
-    monkeypatch.setattr(type(labels._sealed), "open", lambda *_: opened.append(1))
+    monkeypatch.setattr(type(labels._examples.sealed), "open", lambda *_: opened.append(1))
     for _ in range(2):  # The second use is checked too.
         with pytest.raises(ValueError, match=message):
             labels.randomize(NearbyResponse(1.0, K))

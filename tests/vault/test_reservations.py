@@ -65,7 +65,7 @@ class TestReserve:
                 assert len(labels.randomize(draw, key=key)) == 2 * Y.size
         everyone = PrivateLabels([*Y, *(1 - Y)], 2, store=path)
         for each in (labels, everyone):
-            old, new = (each._ledger.remaining(np.arange(60) + start) for start in (0, 60))
+            old, new = (each._uses.ledger.remaining(np.arange(60) + start) for start in (0, 60))
             assert old == new < 0.5
             with pytest.raises(BudgetExceededError, match="fixed in advance"):
                 each.randomize(rr(new + 0.01), indices=np.arange(60, 120))
@@ -116,7 +116,7 @@ class TestReserve:
     def test_without_a_block_it_lives_as_long_as_its_object(self, labels):
         kept = labels.reserve({"a": rr(0.5)})
         assert labels.remaining() == 0.5
-        with labels._ledger.turn():  # Garbage may be collected while a record is written.
+        with labels._uses.ledger.turn():  # Garbage may be collected while a record is written.
             del kept
             assert labels.guarantee().epsilon == 0.0
         assert labels.remaining() == 1.0

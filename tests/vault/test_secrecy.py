@@ -31,7 +31,7 @@ def test_texts(vault, show):
 
 def test_logging(vault, caplog):
     with caplog.at_level(logging.DEBUG):
-        logging.getLogger("user").info("vault %s %r", vault, vault._sealed)
+        logging.getLogger("user").info("vault %s %r", vault, vault._examples.sealed)
     assert str(SECRET) not in caplog.text
     assert "<sealed>" in caplog.text
 
@@ -60,7 +60,7 @@ def test_no_way_out(vault, leak):
 def test_the_sealed_labels_refuse_too(vault):
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="true labels cannot be pickled or copied"):
-            leak(vault._sealed)
+            leak(vault._examples.sealed)
 
 
 def test_the_vault_has_no_dictionary(vault):

@@ -22,7 +22,7 @@ from tf_labeldp.data.row_source import RowSource, kept_dtype
 from tf_labeldp.mechanisms.random_bits import uniform_integers
 from tf_labeldp.vault import LabelKind, PrivateLabels, Rows, Users
 from tf_labeldp.vault.label_kinds import class_table
-from tf_labeldp.vault.private_labels import labels_for_training
+from tf_labeldp.vault.uses import LabelsTogether
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
@@ -265,7 +265,7 @@ def _opened(part: OutputLabels) -> tuple[np.ndarray, np.dtype, Any]:
     """Returns the true labels of an output, their dtype in batches, and the label of padding."""
     if part.vault is None:
         return part.array, part.array.dtype, 0  # type: ignore[return-value, union-attr]
-    labels, kind = labels_for_training(part.vault), part.vault.kind
+    [labels], kind = LabelsTogether([part.vault]).open(), part.vault.kind
     if part.columns is not None:
         labels = labels[:, part.columns]
     return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]

@@ -52,7 +52,7 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
 from tf_labeldp.vault import Evaluation, LabelKind, LabelRandomizer, PrivateLabels
-from tf_labeldp.vault.private_labels import reserve_together
+from tf_labeldp.vault.uses import LabelsTogether
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -208,7 +208,7 @@ class _Plan:
         if self.held_out is None:
             return contextlib.nullcontext()
         uses = [(self.inputs.labels, self.key, self.head), self.held_out.use]
-        return reserve_together(uses, self.inputs.public)
+        return LabelsTogether.reserve(uses, self.inputs.public)
 
     def fit(self) -> None:
         weights = self.inputs.weights

@@ -27,7 +27,7 @@ from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
 from tf_labeldp.vault.handed_on import with_receipts
-from tf_labeldp.vault.private_labels import reserve_together
+from tf_labeldp.vault.uses import LabelsTogether
 
 _SET_HERE = frozenset(["epsilon", "delta", "key", "insecure_seed"])
 _MARGIN = 1e-6
@@ -172,7 +172,7 @@ class PrivateSearchCV(Head):
                 refuse_noisy_labels(model, features_of[0], train)
         # Each charge covers the releases of one fit, whose names begin with its own.
         uses = [*((train, key, charge) for key in keys), (held_out, choice_key, choice)]
-        with reserve_together(uses, public):
+        with LabelsTogether.reserve(uses, public):
             predictions = []
             for model in fitted:
                 model.fit(public.with_value(features_of[0]), train, **weighted)

@@ -24,7 +24,6 @@ from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.counted_steps import counted_training
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.private_labels import reserve_together
 from tf_labeldp.vault.records import Arrays
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
@@ -154,7 +153,7 @@ class BootstrappedHead(Head):
         inputs = self._inputs(public.value[0])
         heads = self._heads(FeatureRows(inputs).num_inputs, y)
         self._check_inputs(inputs)
-        with reserve_together([(y, self.key, self)], public_input(public, self.encoder)):
+        with y.reserve(public_input(public, self.encoder).with_value({self.key: self})):
             return self._fit_within(heads, public, inputs, y)
 
     def _fit_within(

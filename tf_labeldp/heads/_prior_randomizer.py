@@ -22,8 +22,8 @@ from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Mechanism, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
-from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels
-from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of
+from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault.private_labels import residuals_of
 from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
@@ -184,7 +184,7 @@ class HeadPriorRandomizer(Randomizer):
         _refuse_dataset(public.value)
         mechanism = self.draw(self.split()[1], labels.num_classes)
         self._check_settings(mechanism, labels, key)
-        with reserve_together([(labels, key, self)], public):
+        with labels.reserve(public.with_value({key: self})):
             head = self._new_head(f"{key}/head").fit(public, labels)
             priors = Priors(head.predict_proba(public.value), receipts=head.receipts_)
             is_stored = labels.has_draw(key)
@@ -332,7 +332,7 @@ class HeadResidualRandomizer(Randomizer):
         _refuse_dataset(public.value)
         draw, largest = self._draw(labels)
         self._check_recorded(labels, key, draw)
-        with reserve_together([(labels, key, self)], public):
+        with labels.reserve(public.with_value({key: self})):
             head = self._new_head(labels, f"{key}/head")
             head.fit(public, labels, sample_weight=sample_weight)
             shift = PublicInput(head.predict(public.value), head.receipts_)

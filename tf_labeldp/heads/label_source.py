@@ -21,14 +21,13 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault import LabelKind, PrivateLabels, Randomizer
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault.private_labels import (
-    Randomizer,
-    check_uses,
     refuse_noisy,
     vault_of_array,
 )
+from tf_labeldp.vault.uses import LabelsTogether
 
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
@@ -68,7 +67,7 @@ class LabelSource:
             budget = PrivacyBudget(head.epsilon + spent, delta)
             self.vault = self.vault_of(head, labels, budget, head.insecure_seed)
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
-        check_uses([(self.vault, self._key, self.mechanism)])
+        LabelsTogether.check_uses([(self.vault, self._key, self.mechanism)])
 
     @staticmethod
     def refuse_missing(head: Any, labels: Any) -> None:

@@ -41,8 +41,8 @@ from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import attach
-from tf_labeldp.vault.private_labels import reserve_together
 from tf_labeldp.vault.records import Arrays
+from tf_labeldp.vault.uses import LabelsTogether
 
 _SHUFFLE_STREAM = 1
 """Added to the seed: the order of batches and the split into stages are drawn independently."""
@@ -349,7 +349,7 @@ class MultiStageTraining(CountedTraining):
         """Reserves the draws to come: a first one would be wasted if there is none for a later."""
         parts = enumerate(zip(self._keys, self._plan.parts, strict=True))
         uses = [(self._labels, key, self._mechanism(stage), part) for stage, (key, part) in parts]
-        self._reservation = reserve_together(uses)
+        self._reservation = LabelsTogether.reserve(uses)
 
     def set_model(self, model: keras.Model) -> None:
         """Copies the initial weights and optimizer, before other callbacks restore theirs.

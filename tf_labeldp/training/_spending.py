@@ -29,7 +29,7 @@ from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.model_history import attach
-from tf_labeldp.vault.private_labels import charge_together, check_together, plans_of
+from tf_labeldp.vault.uses import LabelsTogether
 
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
 _CLAIMED = "{name} adds the noise of its dp_event: its author's claim, not this library's."
@@ -138,13 +138,14 @@ class Spending:
         of their inputs.
         """
         once = self._charge(plan, 1)
-        plans = plans_of(plan.vaults, once, epochs)
+        together = LabelsTogether(plan.vaults)
+        plans = together.plans(once, epochs)
         rest = [each for each in plans if each[0]]
         if rest:
             # Only a new plan, which comes last, is more than was planned before.
             last = UseInPlan(once, *rest[-1])
             what = f"{counted(len(rest), 'epoch')} of {self._name}"
-            check_together(plan.vaults, what, self._charge(plan, len(rest)), last, made_of)
+            together.check(what, self._charge(plan, len(rest)), last, made_of)
         return once, plans
 
     def charge(self) -> None:
@@ -197,8 +198,7 @@ class Spending:
     def _spend(self, run: Run, receipt: Receipt) -> None:
         receipts: tuple[Receipt, ...] = (receipt,)
         if run.plan.vaults:
-            receipts = charge_together(
-                run.plan.vaults,
+            receipts = LabelsTogether(run.plan.vaults).charge(
                 receipt.charge,
                 what=receipt.what,
                 unit=receipt.unit,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Public, Receipt, Setting, public_input
+from tf_labeldp.accounting import Public, Receipts, Setting, public_input
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.users import Users
 
@@ -85,7 +85,7 @@ class Keyed:
     """
 
     ids: Public[Any] = dataclasses.field(default=None, repr=False)
-    receipts: tuple[Receipt, ...] = dataclasses.field(default=(), init=False, repr=False)
+    receipts: Receipts = dataclasses.field(default=Receipts(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         public = public_input(self.ids)

@@ -13,8 +13,9 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Setting
 from tf_labeldp.mechanisms import HistogramMechanism, Mechanism, Priors
 from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.vault._draws import assignments_of
 from tf_labeldp.vault.noisy_labels import NoisyLabels
-from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
@@ -235,7 +236,7 @@ class ClusterRandomizedResponse(Randomizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument; ``noise_scale`` may be infinite."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> ClusterRandomizedResponse:
@@ -270,12 +271,12 @@ class ClusterRandomizedResponse(Randomizer):
         key = self.default_key if key is None else key
         if not len(labels):
             raise ValueError("expected at least one label to randomize, got none.")
-        clusters = getattr(public.value, "assignments", public.value)
+        clusters = assignments_of(public.value)
         clusters = _validate.group_vector("clusters", clusters, len(labels))
         table = int(clusters.max()) + 1, self.num_classes
         renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
         _validate.check_size("a table of clusters and classes", table, renumber)
-        with reserve_together([(labels, key, self)], public):
+        with labels.reserve(public.with_value({key: self})):
             return self._draw_within(labels, key, clusters, public)
 
     def _draw_within(

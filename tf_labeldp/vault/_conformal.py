@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
-from tf_labeldp.vault.label_kinds import refuse_other_order
+from tf_labeldp.vault.label_kinds import classes_of_model, refuse_other_order
 from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
 
@@ -88,7 +88,7 @@ class ConformalPredictor:
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the model and the threshold together."""
-        notes = [Assumption.INITIAL_WEIGHTS] if hasattr(self.model, "trainable_weights") else []
+        notes = [Assumption.INITIAL_WEIGHTS] if _is_keras(self.model) else []
         return Receipts(self.receipts).guarantee(delta).with_assumptions(notes)
 
 
@@ -164,7 +164,7 @@ def conformal(
     if "num_labels" in arguments:
         raise TypeError("expected classes or numbers, got rows. Make a vault of each column.")
     is_classes = "num_classes" in arguments
-    if not is_classes and getattr(network, "classes_", None) is not None:
+    if not is_classes and classes_of_model(network) is not None:
         raise ValueError("expected a regressor for numbers, got a classifier. Fit PrivateRidge.")
     predictions = _predictions(network, PublicInput.bare(features), is_classes)
     if len(predictions) != len(labels):
@@ -173,7 +173,7 @@ def conformal(
             "Give x[part.indices], in the order of the labels."
         )
     if is_classes:
-        refuse_other_order(getattr(network, "classes_", None), labels.classes)
+        refuse_other_order(classes_of_model(network), labels.classes)
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
@@ -242,15 +242,16 @@ def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) ->
     return float(thresholds[passing[0]] if passing.size else thresholds[-1])
 
 
+def _is_keras(model: Any) -> bool:
+    return hasattr(model, "trainable_weights")
+
+
 def _predictions(model: Any, X: Any, is_classes: bool) -> np.ndarray:
     """Returns probabilities, logits or numbers of a model, (n,) if there is one column."""
-    if is_classes and hasattr(model, "predict_proba"):
-        found = model.predict_proba(X)
-    elif hasattr(model, "predict"):
-        is_keras = hasattr(model, "trainable_weights")
-        found = model.predict(X, verbose=0) if is_keras else model.predict(X)
-    else:
-        found = model(X)
+    names = ("predict_proba", "predict") if is_classes else ("predict",)
+    methods = (getattr(model, name, None) for name in names)
+    predict = next((method for method in methods if method is not None), model)
+    found = predict(X, verbose=0) if _is_keras(model) else predict(X)
     array = np.asarray(found)
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 

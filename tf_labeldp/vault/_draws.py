@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -90,8 +90,8 @@ class Sealed:
     def residuals(self, shift: np.ndarray, largest: float) -> Sealed:
         """Returns the labels minus a public shift (N,), at most ``largest`` in size."""
         found = object.__new__(Sealed)
-        for name in ("arrivals", "arrived", "is_late", "rows"):
-            setattr(found, name, getattr(self, name))
+        found.arrivals, found.arrived = self.arrivals, self.arrived
+        found.is_late, found.rows = self.is_late, self.rows
         found._array = np.clip(self._array - shift, -largest, largest)
         return found
 
@@ -230,7 +230,7 @@ class Draws:
         is_compared: bool,
     ) -> Record:
         public_input = public.value
-        digest = None if _has_own_digest(public_input) else public.digest
+        digest = None if isinstance(public_input, _HasDigest) else public.digest
         record = self._ledger.draws.get(name)
         if record is None:
             receipts = public.receipts
@@ -346,7 +346,7 @@ class Draws:
         record: Record = taken.charge(
             ledger.new_receipt(charge, what, kind, **use),
             mechanism=described,
-            public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
+            public_digest=public_input.digest() if isinstance(public_input, _HasDigest) else digest,
             made_of=made_of,
             indices=rows,
             arrays={"values": values, **priors, **self._arrays_of_shift(kind, rows)},
@@ -451,13 +451,22 @@ def _input_of(public: PublicInput[Any], places: np.ndarray, size: int) -> Public
     return public.with_value(value[places]) if is_by_example else public
 
 
-def _has_own_digest(public_input: Any) -> bool:
-    # Such an input is streamed: its digest is known once the mechanism has read it.
-    return hasattr(public_input, "matches")
+def assignments_of(clusters: Any) -> Any:
+    """Returns the cluster of each example, of ``find_clusters`` or an array."""
+    return getattr(clusters, "assignments", clusters)
+
+
+@runtime_checkable
+class _HasDigest(Protocol):
+    """An input that is streamed: its digest is known once the mechanism has read it."""
+
+    def digest(self) -> str: ...
+
+    def matches(self, digest: str) -> bool: ...
 
 
 def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
     stored = record.public_digest
-    if _has_own_digest(public_input):
+    if isinstance(public_input, _HasDigest):
         return stored is not None and bool(public_input.matches(stored))
     return stored == digest

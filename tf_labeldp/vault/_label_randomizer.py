@@ -26,7 +26,6 @@ from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import (
     PrivateLabels,
     Randomizer,
-    reserve_together,
     shift_of,
 )
 from tf_labeldp.vault.records import DrawSettingsError
@@ -238,7 +237,7 @@ class LabelRandomizer(Randomizer):
         if self.unbiased:
             unbiased_range(values, rest)
         stored = self._stored_bins(labels, key, values, rest)
-        with reserve_together([(labels, key, self)], public):
+        with labels.reserve(public.with_value({key: self})):
             if self.prior is not None:
                 prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
             else:

@@ -30,7 +30,12 @@ from tf_labeldp.mechanisms import (
     SelectionMechanism,
 )
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
-from tf_labeldp.vault.label_kinds import predicted_codes, refuse_other_order
+from tf_labeldp.vault.label_kinds import (
+    classes_of_mechanism,
+    classes_of_model,
+    predicted_codes,
+    refuse_other_order,
+)
 
 _CALIBRATION_BINS = 10
 _LEAST_WIDTH = 1e-300
@@ -240,10 +245,10 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
             "include them, and whose metrics would be too good. Draw noisy labels for held-out "
             "examples: labels.split(0.2)."
         )
-    number = getattr(noisy.mechanism, "num_classes", None)
+    number = classes_of_mechanism(noisy.mechanism)
     if number is not None and predictions is not None:
         model = public.value[1]
-        refuse_other_order(getattr(model, "classes_", None), noisy.classes)
+        refuse_other_order(classes_of_model(model), noisy.classes)
         [predictions] = predicted_codes([predictions], noisy.classes, model)
     receipts = Receipts.merged(noisy.receipts, public.receipts)
     size = len(noisy)

@@ -140,8 +140,12 @@ class LabelKind(abc.ABC):
 
     def check_release(self, mechanism: Setting[Any]) -> None:
         """Raises if a mechanism that releases a statistic is not for these labels."""
+        own = {"num_classes": self.num_classes, "num_labels": self.num_labels}
+        found_in = {"num_classes": classes_of_mechanism(mechanism), "num_labels": None}
+        if isinstance(mechanism, AggregateMechanism):
+            found_in["num_labels"] = mechanism.num_labels
         for name in self._matched:
-            found, expected = getattr(mechanism, name, None), getattr(self, name)
+            found, expected = found_in[name], own[name]
             if found != expected:
                 raise ValueError(
                     f"the mechanism has {name}={found}, the labels have {expected}. Make the "
@@ -356,7 +360,7 @@ class Classes(LabelKind):
         return {"num_classes": self.num_classes}
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
-        if getattr(mechanism, "num_classes", None) is None:
+        if classes_of_mechanism(mechanism) is None:
             ClassificationMechanism.checked(mechanism)
         self.check_release(mechanism)
 
@@ -596,11 +600,21 @@ def _read_classes(columns: list[np.ndarray], names: tuple[Hashable, ...], model:
             f"class value, and another class as a {'probability' if are_floats else 'code'}. Give "
             f"the rows of predict_proba(x), or np.eye({number})[codes]."
         )
-    has_values = bool(unclear) and hasattr(model, "classes_")
+    has_values = bool(unclear) and classes_of_model(model) is not None
     codes = as_values if as_others is None or has_values else as_others
     if codes is None or (are_floats and codes is as_others):
         return columns
     return [np.fromiter(map(codes.__getitem__, part), np.int64, len(part)) for part in cells]
+
+
+def classes_of_mechanism(mechanism: Any) -> int | None:
+    """Returns the number of classes that a mechanism is for; None if it is for other labels."""
+    return getattr(mechanism, "num_classes", None)
+
+
+def classes_of_model(model: Any) -> Any:
+    """Returns the class values of a model of any library; None if it states none."""
+    return getattr(model, "classes_", None)
 
 
 def refuse_other_order(columns: Any, classes: Any) -> None:

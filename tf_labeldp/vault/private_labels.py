@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import os
 import pathlib
-import secrets
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -29,7 +27,6 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     HistogramMechanism,
@@ -43,7 +40,8 @@ from tf_labeldp.vault._arguments import (
     kind_of_vault,
     takes_arguments_of_0_3,
 )
-from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
+from tf_labeldp.vault._draws import Draws, Sealed, assignments_of, in_words, noisy_labels
+from tf_labeldp.vault._examples import Examples, encoded
 from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
@@ -54,12 +52,8 @@ from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.users import Users
+from tf_labeldp.vault.uses import HasParts, LabelsTogether, Uses
 
-_PUBLIC_ARRIVALS = Assumption(
-    "public-arrivals",
-    "holder",
-    "The time at which a label became known does not depend on the label.",
-)
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
     "holder",
@@ -90,6 +84,7 @@ class Randomizer(abc.ABC):
     """The cost of all releases together, known before the first one."""
 
     @abc.abstractmethod
+    @_validate.clears_frames
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:
@@ -100,6 +95,7 @@ class Randomizer(abc.ABC):
         """
 
     @abc.abstractmethod
+    @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns mechanisms that cost what the releases from a vault cost, by their names."""
 
@@ -174,13 +170,9 @@ class PrivateLabels(LedgerOwner):
 
     __slots__ = (
         "__weakref__",
-        "_among",
-        "_chosen_by",
-        "_draws",
-        "_kind",
-        "_ledger",
-        "_sealed",
+        "_examples",
         "_store",
+        "_uses",
     )
 
     @_validate.clears_frames
@@ -212,54 +204,54 @@ class PrivateLabels(LedgerOwner):
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         missing, source, owners = map(public_input, (unlabelled, draws, users))
         by_key, persons = Keyed.of(source.value), Users.of(owners.value)
-        self._kind = kind_of_vault(kind, num_classes)
+        of_labels = kind_of_vault(kind, num_classes)
         if by_key is not None:
-            if self._kind.unit == "row" or insecure_seed is not None:
+            if of_labels.unit == "row" or insecure_seed is not None:
                 raise ValueError("Keyed draws take neither Rows nor insecure_seed. Leave it out.")
             if missing.value is not None:
                 raise ValueError(
                     "Keyed draws need the labels of all examples. Leave unlabelled out."
                 )
-        array, rows = _encoded(self._kind, labels, missing.value)
+        array, rows = encoded(of_labels, labels, missing.value)
         if folder.path is None:
             self._store = None
         else:
             self._store = LabelStore(folder.path, in_project=folder.project)
         keyed = None if by_key is None else KeyedDraws(by_key.ids, len(array))
         codes = None if persons is None else persons.codes(len(array))
-        self._ledger = Ledger.of_labels(
-            array, rows, self._kind, people, budget, self._store, folder.actor, codes
+        ledger = Ledger.of_labels(
+            array, rows, of_labels, people, budget, self._store, folder.actor, codes
         )
         arrivals = [Arrival(len(array), rows)]
         if self._store is not None:
             arrivals = self._store.arrivals(len(array), rows)
-        self._sealed = Sealed(array, arrivals)
         if keyed is not None:
-            keyed.open(self._ledger, self._store)
-        self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
-        # A part of a split has the receipts of its choice, and its examples, int64 (m,) rising.
-        self._chosen_by: PublicInput[Any] = missing.with_value(None)
-        self._among: np.ndarray | None = None
-        self._note_arrivals()
+            keyed.open(ledger, self._store)
+        self._examples = Examples(of_labels, Sealed(array, arrivals), missing.with_value(None))
+        drawn = Draws(self._examples.sealed, of_labels, ledger, insecure_seed, keyed)
+        self._uses = Uses(ledger, drawn, self._examples)
+        self._uses.note_arrivals()
         if persons is not None and persons.at_most is not None and codes is not None:
-            labelled = self._rows(None)
-            self._among = labelled[persons.some_rows(codes[labelled])]
+            some = persons.some_rows(codes[self._examples.rows()])
+            self._set_examples(self._examples.part(some, missing.with_value(None)))
         self.adopt(Receipts.merged(source.receipts, missing.receipts, owners.receipts))
 
-    def _note_arrivals(self) -> None:
-        # In weeks whose examples all have a label, nothing depends on which have one.
-        if self._sealed.rows is not None or self._sealed.is_late:
-            self._ledger.notes = (_PUBLIC_ARRIVALS,)
+    def _set_examples(self, examples: Examples) -> None:
+        self._examples, self._uses = examples, self._uses.of(examples)
 
-    @property
-    def _chosen(self) -> np.ndarray | None:
-        """The rows of these examples in the whole vault, ``int64`` (n,); None for all."""
-        return self._sealed.rows if self._among is None else self._among
+    def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
+        part = object.__new__(PrivateLabels)
+        part._store, part._uses = self._store, self._uses
+        part._set_examples(self._examples.part(mask, chosen_by))
+        return part
+
+    def _rows(self, indices: Any = None) -> np.ndarray:
+        return self._examples.rows(PublicInput.bare(indices))
 
     @property
     def kind(self) -> LabelKind:
         """The kind of the labels, ``Classes``, ``Numbers`` or ``Rows``; public knowledge."""
-        return self._kind
+        return self._examples.kind
 
     @property
     def num_classes(self) -> int:
@@ -273,39 +265,40 @@ class PrivateLabels(LedgerOwner):
 
     @property
     def _classes(self) -> Classes:
-        if not isinstance(self._kind, Classes):
+        kind = self._examples.kind
+        if not isinstance(kind, Classes):
             raise ValueError(
-                f"These labels are {self._kind.describe()} and have no classes. Make PrivateLabels "
+                f"These labels are {kind.describe()} and have no classes. Make PrivateLabels "
                 "with num_classes for one class per example."
             )
-        return self._kind
+        return kind
 
     @property
     def label_range(self) -> tuple[float, float] | None:
         """The smallest and the largest label of a regression task, or None."""
-        return self._kind.label_range
+        return self._examples.kind.label_range
 
     @property
     def num_labels(self) -> int | None:
         """The number of labels in a row; None for single labels."""
-        return self._kind.num_labels
+        return self._examples.kind.num_labels
 
     @property
     def unit(self) -> str:
         """The unit of privacy: ``"label"``, ``"row"`` for rows of labels, or ``"user"``."""
-        return self._ledger.unit
+        return self._uses.ledger.unit
 
     @property
     def users(self) -> np.ndarray | None:
         """The users of these examples as numbers from 0, ``int64`` (n,); None without users."""
-        codes = self._ledger.users
-        return None if codes is None else np.unique(codes[self._rows(None)], return_inverse=True)[1]
+        codes = self._uses.ledger.users
+        return None if codes is None else np.unique(codes[self._rows()], return_inverse=True)[1]
 
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
-        codes = self._ledger.users
-        return 1 if codes is None else int(np.bincount(codes[self._rows(None)]).max(initial=1))
+        codes = self._uses.ledger.users
+        return 1 if codes is None else int(np.bincount(codes[self._rows()]).max(initial=1))
 
     @property
     def mean_group_size(self) -> float:
@@ -320,18 +313,18 @@ class PrivateLabels(LedgerOwner):
     @property
     def budget(self) -> PrivacyBudget:
         """The most that may be spent on one label."""
-        with self._ledger.turn():
-            return self._ledger.budget
+        with self._uses.ledger.turn():
+            return self._uses.ledger.budget
 
     @property
     def label_set(self) -> LabelSet:
         """The name of these labels in receipts, with their number."""
-        return self._ledger.label_set
+        return self._uses.ledger.label_set
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of all uses, and those of models that the vault adopted."""
-        return self._ledger.receipts()
+        return self._uses.ledger.receipts()
 
     def _all_uses(self) -> tuple[Receipt, ...]:
         return self.receipts
@@ -344,10 +337,10 @@ class PrivateLabels(LedgerOwner):
     @property
     def indices(self) -> np.ndarray:
         """The rows of these examples in the whole vault, ``int64`` (n,)."""
-        return self._rows(None).copy()
+        return self._rows().copy()
 
     def __len__(self) -> int:
-        return len(self._sealed) if self._chosen is None else self._chosen.size
+        return len(self._examples)
 
     def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
         """Splits the examples in two parts, such as for training and for evaluation.
@@ -372,25 +365,10 @@ class PrivateLabels(LedgerOwner):
             >>> len(train), len(held_out), held_out.indices.shape
             (80, 20, (20,))
         """
-        n = len(self)
         public = public_input(held_out)
-        held_out = public.value
-        if np.ndim(held_out) == 0:
-            share = _validate.number_in("held_out", held_out, "(0, 1)")
-            order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
-            users = self.users
-            owners = np.arange(n) if users is None else users
-            number = int(owners.max(initial=-1)) + 1
-            held_out = np.isin(owners, order.permutation(number)[: round(share * number)])
-        second = np.zeros(n, dtype=bool)
-        second[_checked_rows(held_out, n)] = True
-        if not 0 < second.sum() < n:
-            raise ValueError(
-                f"expected examples in both parts, got {second.sum()} held out of {n}. Change "
-                "held_out."
-            )
+        second = self._examples.held_out(public.value, self.users, seed)
         self.adopt(public.receipts)
-        chosen = public_input(self._chosen_by, public).with_value(None)
+        chosen = public_input(self._examples.chosen_by, public).with_value(None)
         return self._part(~second, chosen), self._part(second, chosen)
 
     @_validate.clears_frames
@@ -441,59 +419,32 @@ class PrivateLabels(LedgerOwner):
             >>> len(labels), late.indices.tolist()
             (6, [4])
         """
-        if self._among is not None:
+        examples, ledger = self._examples, self._uses.ledger
+        if examples.is_part:
             raise ValueError(
                 f"expected the whole vault, got a part with {len(self)} examples. Extend the vault "
                 "that was split."
             )
-        if self._draws.is_keyed or self._ledger.users is not None:
-            name = "Keyed draws" if self._draws.is_keyed else "Users"
+        if self._uses.draws.is_keyed or ledger.users is not None:
+            name = "Keyed draws" if self._uses.draws.is_keyed else "Users"
             raise ValueError(f"{name} are for all labels. Make a vault of the new ones.")
         public = public_input(rows, unlabelled)
         rows, unlabelled = public.value
-        array, labelled = _encoded(self._kind, labels, unlabelled)
+        array, labelled = encoded(examples.kind, labels, unlabelled)
         self.adopt(public.receipts)
-        with self._ledger.turn():
-            size = len(self._sealed)
-            if not len(array):
-                raise ValueError("expected at least one more example, got none.")
-            if rows is None:
-                came, array, size = size + labelled, array[labelled], size + len(array)
-            else:
-                came = _checked_rows(rows, size)
-                if unlabelled is not None or came.size != len(array):
-                    raise ValueError(
-                        f"expected a label for each of rows, and no unlabelled=, got {len(array)} "
-                        f"labels and {came.size} rows. Leave out rows without a label."
-                    )
-                if known := int(np.count_nonzero(self._sealed.arrived[came] >= 0)):
-                    raise ValueError(
-                        f"expected rows without a label, but {known} of {came.size} have one. A "
-                        "label is given once."
-                    )
-                array, came = array[np.argsort(came)], np.sort(came)
-            arrival = Arrival(size, came, len(self._ledger.records))
-            self._ledger.arrive(arrival, array, self._sealed.arrivals)
+        with ledger.turn():
+            number = len(ledger.records)
+            array, arrival = examples.arrival(array, labelled, rows, unlabelled, number)
+            ledger.arrive(arrival, array, examples.sealed.arrivals)
             if self._store is not None:
-                arrival = self._store.arrivals()[self._sealed.arrivals]
-            self._sealed.add(arrival, array)
-        self._note_arrivals()
-        self._chosen_by = public_input(self._chosen_by, public).with_value(None)
+                arrival = self._store.arrivals()[examples.sealed.arrivals]
+            examples.sealed.add(arrival, array)
+        self._uses.note_arrivals()
+        chosen = public_input(examples.chosen_by, public).with_value(None)
+        self._set_examples(Examples(examples.kind, examples.sealed, chosen))
         among = np.zeros(len(self), dtype=bool)
-        among[np.searchsorted(self._rows(None), came)] = True
-        return self._part(among, self._chosen_by)
-
-    def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
-        part = object.__new__(PrivateLabels)
-        for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
-            setattr(part, name, getattr(self, name))
-        part._among, part._chosen_by = self._rows(mask), chosen_by
-        return part
-
-    def _rows(self, indices: Any) -> np.ndarray:
-        indices = PublicInput.bare(indices)
-        rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
-        return rows if self._chosen is None else self._chosen[rows]
+        among[np.searchsorted(self._rows(), arrival.rows)] = True
+        return self._part(among, chosen)
 
     def randomize(
         self,
@@ -538,7 +489,7 @@ class PrivateLabels(LedgerOwner):
         source = public_input(mechanism)
         mechanism = source.value
         if not isinstance(mechanism, Randomizer):
-            self._kind.check(LabelMechanism.checked(mechanism))
+            self._examples.kind.check(LabelMechanism.checked(mechanism))
         name, needed = type(mechanism).__name__, mechanism.public_input
         inputs = {"priors": priors, "clusters": clusters, "features": features}
         extra = [kind for kind, value in inputs.items() if value is not None and kind != needed]
@@ -548,7 +499,9 @@ class PrivateLabels(LedgerOwner):
                 "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
                 "LabelRandomizer(values=..., prior=...) a public prior."
             )
-        public = _with_receipts_of(inputs.get(needed or ""), source, indices, self._chosen_by)
+        public = _with_receipts_of(
+            inputs.get(needed or ""), source, indices, self._examples.chosen_by
+        )
         if isinstance(mechanism, Randomizer):
             if needed and public.value is None:
                 raise ValueError(f"{name} needs {needed}=, and takes nothing else; got nothing.")
@@ -558,11 +511,10 @@ class PrivateLabels(LedgerOwner):
         if needed == "priors" and public.value is not None:
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
-            assignments = getattr(public.value, "assignments", public.value)
-            public = public.with_value(Column.of(assignments).complete("clusters"))
-        rows, among = self._rows(indices), self._chosen
-        records = self._draws.records(mechanism, rows, public, key)
-        parts = [noisy_labels(each, mechanism, self._kind.names, among) for each in records]
+            public = public.with_value(Column.of(assignments_of(public.value)).complete("clusters"))
+        rows, among, names = self._rows(indices), self._examples.chosen, self._examples.kind.names
+        records = self._uses.draws.records(mechanism, rows, public, key)
+        parts = [noisy_labels(each, mechanism, names, among) for each in records]
         noisy = joined(parts, rows if among is None else np.searchsorted(among, rows))
         return noisy.recorded() if noisy.of_part and indices is not None else noisy
 
@@ -596,11 +548,11 @@ class PrivateLabels(LedgerOwner):
             >>> labels.release(HistogramMechanism(epsilon=0.5, num_classes=3)).values.shape
             (3,)
         """
-        public = _with_receipts_of(public_input, mechanism, indices, self._chosen_by)
+        public = _with_receipts_of(public_input, mechanism, indices, self._examples.chosen_by)
         mechanism = PublicInput.bare(mechanism)
-        self._kind.check_release(AggregateMechanism.checked(mechanism))
-        public = public.with_value(getattr(public.value, "assignments", public.value))
-        record = self._draws.record(mechanism, self._rows(indices), public, key)
+        self._examples.kind.check_release(AggregateMechanism.checked(mechanism))
+        public = public.with_value(assignments_of(public.value))
+        record = self._uses.draws.record(mechanism, self._rows(indices), public, key)
         groups = None
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)
@@ -716,7 +668,7 @@ class PrivateLabels(LedgerOwner):
             )
         if unit is not None:
             _validate.one_of("unit", unit, PrivacyGuarantee.UNITS)
-        self._check_unit(unit)
+        self._uses.check_unit(unit)
         rows = self._rows(indices)
         flags = {
             "unit": unit or self.unit,
@@ -725,42 +677,8 @@ class PrivateLabels(LedgerOwner):
             "metrics_reported": metrics_reported,
             "sample_weights": sample_weights,
         }
-        inherited = public_input(made_of, indices, self._chosen_by).receipts
-        return self._charge(charge, what, key, rows, inherited, **flags)
-
-    def _check_unit(self, unit: str | None) -> None:
-        # Most costs are for one label, so the unit must be said.
-        if self._ledger.users is not None and unit != "user":
-            raise ValueError(
-                f"expected a use whose cost is for all labels of one user, got unit={unit!r}. Give "
-                "users= and max_examples_per_user= to poisson_batches, or unit='user' to charge."
-            )
-
-    def _charge(
-        self,
-        charge: Charge,
-        what: str,
-        key: str,
-        rows: np.ndarray,
-        made_of: tuple[Receipt, ...],
-        **flags: Any,
-    ) -> Receipt:
-        with self._ledger.turn():
-            part = self._ledger.reserved_use(None, charge, rows)
-            if part is not None:
-                flags = {"plan": part.plan, **flags, "id": part.id}
-            receipt = self._ledger.new_receipt(charge, what, "steps", key, rows, **flags)
-            if receipt.use:
-                # Another vault of a project may have counted this use.
-                inherited = self._ledger.check(rows, [], [*made_of, receipt], part)
-            else:
-                plan = UseInPlan(receipt.charge, receipt.plan, receipt.plan_uses)
-                inherited = self._ledger.check(rows, [(what, charge)], made_of, part, plan)
-            for other in inherited:
-                if other is not receipt:
-                    self._ledger.keep(receipt=other)
-            self._ledger.keep(receipt=receipt)
-        return receipt
+        inherited = public_input(made_of, indices, self._examples.chosen_by).receipts
+        return self._uses.charge(charge, what, key, rows, inherited, **flags)
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
         """Counts the receipts of a model or of priors that may be about these labels.
@@ -772,9 +690,9 @@ class PrivateLabels(LedgerOwner):
             BudgetExceededError: the receipts would pass the budget; none was counted.
             ValueError: the vault has users, and a receipt is by label.
         """
-        with self._ledger.turn():
-            for receipt in self._ledger.check(self._rows(None), [], receipts):
-                self._ledger.keep(receipt=receipt)
+        with self._uses.ledger.turn():
+            for receipt in self._uses.ledger.check(self._rows(), [], receipts):
+                self._uses.ledger.keep(receipt=receipt)
 
     def check_budget(
         self,
@@ -792,24 +710,11 @@ class PrivateLabels(LedgerOwner):
         """
         public = public_input(mechanism, indices)
         rows = self._rows(public.value[1])
-        uses = self._uses(None, public.value[0], rows)
-        with self._ledger.turn():
-            self._check_uses(uses, rows, Receipts.merged(receipts, public.receipts))
+        uses = self._planned(None, public.value[0], rows)
+        with self._uses.ledger.turn():
+            self._uses.check(uses, rows, Receipts.merged(receipts, public.receipts))
 
-    def _check_uses(
-        self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: tuple[Receipt, ...] = ()
-    ) -> None:
-        covering = self._ledger.covering(uses)
-        planned, reserved = [], set[str]() if covering is None else {covering.id}
-        for use in uses:
-            part = self._ledger.reserved_use(use.key, use.charge, rows, reserved)
-            if part is None:
-                planned.append((use.what, use.charge))
-            else:
-                reserved.add(part.id)
-        self._ledger.check(rows, planned, receipts, covering)
-
-    def reserve(self, uses: Public[Mapping[str, Any]]) -> Reservation:
+    def reserve(self, uses: Public[Mapping[Any, Any] | PublicInput[Any]]) -> Reservation:
         """Reserves several uses together: all are within the budget, or none is reserved.
 
         In the block of ``with``, a call that draws one of the uses finds it, by its name or else by
@@ -844,19 +749,22 @@ class PrivateLabels(LedgerOwner):
             0.25
         """
         public = public_input(uses)
-        return reserve_together([(self, key, use) for key, use in public.value.items()], public)
+        several = [(self, key, use) for key, use in public.value.items()]
+        return LabelsTogether.reserve(several, public)
 
-    def _uses(self, key: str | None, use: Any, rows: np.ndarray | None = None) -> list[PlannedUse]:
+    def _planned(
+        self, key: str | None, use: Any, rows: np.ndarray | None = None
+    ) -> list[PlannedUse]:
         """Returns the uses to reserve for an argument of ``reserve``."""
-        rows = self._rows(None) if rows is None else rows
+        rows = self._rows() if rows is None else rows
         if isinstance(use, Sequence):
-            return [planned for each in use for planned in self._uses(key, each, rows)]
-        if hasattr(use, "parts"):
+            return [planned for each in use for planned in self._planned(key, each, rows)]
+        if isinstance(use, HasParts):
             named = use.parts(self, key).items()
-            return [planned for name, part in named for planned in self._uses(name, part, rows)]
+            return [planned for name, part in named for planned in self._planned(name, part, rows)]
         if isinstance(use, Charge):
             return [PlannedUse(key, "the use", "steps", use, rows)]
-        charge = self._draws.charge_of(Mechanism.checked(use), rows)
+        charge = self._uses.draws.charge_of(Mechanism.checked(use), rows)
         kind = "draw" if isinstance(use, LabelMechanism) else "release"
         return [PlannedUse(key, in_words(use, charge), kind, charge, rows)]
 
@@ -865,8 +773,8 @@ class PrivateLabels(LedgerOwner):
 
         None stands for the next draw without a key, which a store may have recorded.
         """
-        with self._ledger.turn():
-            return (self._draws.next_name() if key is None else key) in self._ledger.draws
+        with self._uses.ledger.turn():
+            return (self._uses.draws.next_name() if key is None else key) in self._uses.ledger.draws
 
     def mechanism(self, key: str | None) -> Mechanism:
         """Returns the mechanism of a recorded draw; raises a ``KeyError`` if there is none.
@@ -874,9 +782,11 @@ class PrivateLabels(LedgerOwner):
         None stands for the next draw without a key.
         """
         if not self.has_draw(key):
-            raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
-        name = self._draws.next_name() if key is None else key
-        return Mechanism.from_json(self._ledger.draws[name].mechanism or {})
+            raise KeyError(
+                f"there is no draw {key!r}; there are {sorted(self._uses.ledger.draws)}."
+            )
+        name = self._uses.draws.next_name() if key is None else key
+        return Mechanism.from_json(self._uses.ledger.draws[name].mechanism or {})
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
@@ -900,11 +810,11 @@ class PrivateLabels(LedgerOwner):
                 use.charge,
                 use.what,
                 unit=self.unit,
-                num_units=self._ledger.num_users,
+                num_units=self._uses.ledger.num_users,
             )
-            for use in self._uses(None, public.value)
+            for use in self._planned(None, public.value)
         ]
-        return self._ledger.guarantee(Receipts.merged(public.receipts, planned), delta)
+        return self._uses.ledger.guarantee(Receipts.merged(public.receipts, planned), delta)
 
     def history(self) -> UseHistory:
         """Returns the uses so far in order; equal steps in a row share a line.
@@ -919,11 +829,11 @@ class PrivateLabels(LedgerOwner):
             >>> labels.history()[0].what
             'budget raised to epsilon=2, delta=0: a second study was approved'
         """
-        return self._ledger.history()
+        return self._uses.ledger.history()
 
     def remaining(self) -> float:
         """Returns the largest epsilon of one more pure-DP use of all these labels."""
-        return self._ledger.remaining(self._chosen)
+        return self._uses.ledger.remaining(self._examples.chosen)
 
     def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Raises the budget; the store keeps it, and the history shows it with its reason.
@@ -934,17 +844,16 @@ class PrivateLabels(LedgerOwner):
         """
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError("reason must say why the budget is raised, in a sentence.")
-        self._ledger.raise_budget(budget, reason.strip())
+        self._uses.ledger.raise_budget(budget, reason.strip())
 
     def __repr__(self) -> str:
         """Describes sizes and budget, and no label."""
         try:
-            ledger = self._ledger
-            number = len(self)
+            ledger = self._uses.ledger
         except AttributeError:  # An error in the constructor shows its arguments.
             return "PrivateLabels(not made)"
         return (
-            f"PrivateLabels(n={number}, {self._kind}, "
+            f"PrivateLabels(n={len(self)}, {self._examples.kind}, "
             f"budget={ledger.budget!r}, draws={len(ledger.draws)})"
         )
 
@@ -959,45 +868,8 @@ class PrivateLabels(LedgerOwner):
     shape = property(_refuse)  # Keras reads the shape first.
 
 
-def _encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded labels, and the examples that have one; the others have any label."""
-    if unlabelled is None:
-        array = kind.encode(labels)
-        return array, np.arange(len(array))
-    known = Column.of(labels)
-    size = len(known)
-    rows = np.setdiff1d(np.arange(size), _checked_rows(unlabelled, size))
-    array = kind.any_labels(size)
-    if rows.size:
-        array[rows] = kind.encode(known.take(rows))
-    return array, rows
-
-
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
     return PublicInput(PublicInput.bare(value), public_input(value, *others).receipts)
-
-
-def _checked_rows(indices: Any, n: int) -> np.ndarray:
-    """Returns indices or a boolean mask as distinct rows in 0..n-1, ``int64`` (m,), or raises."""
-    rows = np.asarray(indices)
-    if rows.dtype == bool and rows.shape == (n,):
-        return np.flatnonzero(rows)
-    if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
-        raise ValueError(
-            f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
-            f"dtype {rows.dtype} and shape {rows.shape}."
-        )
-    rows = rows.astype(np.int64)
-    if rows.size and (rows.min() < 0 or rows.max() >= n):
-        raise ValueError(
-            f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
-        )
-    if np.unique(rows).size != rows.size:
-        raise ValueError(
-            "indices name an example more than once. Name each example once; a second call of "
-            "randomize draws, and charges, again."
-        )
-    return rows
 
 
 def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float) -> PrivateLabels:
@@ -1012,13 +884,16 @@ def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float
         largest: the largest size of a residual, above zero.
     """
     public = public_input(predictions)
-    shift = np.zeros(len(labels._sealed))
-    shift[labels._rows(None)] = public.value
-    chosen = public_input(labels._chosen_by, public).with_value(None)
+    examples, uses = labels._examples, labels._uses
+    shift = np.zeros(len(examples.sealed))
+    shift[examples.rows()] = public.value
+    chosen = public_input(examples.chosen_by, public).with_value(None)
     view = labels._part(np.ones(len(labels), bool), chosen)
     kind = Numbers(-largest, largest, clip=True)
-    view._sealed = labels._sealed.residuals(shift, largest)
-    view._kind, view._draws = kind, labels._draws.of_residuals(view._sealed, shift, kind)
+    sealed = examples.sealed.residuals(shift, largest)
+    view._examples = Examples(kind, sealed, chosen, view._rows())
+    draws = uses.draws.of_residuals(sealed, shift, kind)
+    view._uses = Uses(uses.ledger, draws, view._examples)
     return view
 
 
@@ -1027,7 +902,7 @@ def shift_of(labels: PrivateLabels, key: str) -> np.ndarray | None:
 
     Another machine rounds them differently: those of the draw count.
     """
-    return labels._ledger.draws[str(key)].arrays.get("shift")
+    return labels._uses.ledger.draws[str(key)].arrays.get("shift")
 
 
 def refuse_noisy(labels: Any) -> None:
@@ -1044,102 +919,5 @@ def vault_of_array(
 ) -> PrivateLabels:
     """Returns the vault of one fit on an array of labels, which each of its receipts names."""
     vault = PrivateLabels(labels, kind, budget=budget, insecure_seed=insecure_seed)
-    vault._ledger.notes = (_BY_THIS_PROCESS,)
+    vault._uses.ledger.notes = (_BY_THIS_PROCESS,)
     return vault
-
-
-def labels_for_training(vault: PrivateLabels) -> np.ndarray:
-    """Returns the true labels, for ``LabelDPModel.fit`` alone, whose steps are charged first."""
-    with vault._ledger.turn():
-        labels = vault._sealed.open(vault._chosen).view()
-    labels.flags.writeable = False
-    return labels
-
-
-def check_uses(several: Sequence[tuple[PrivateLabels, str | None, Any]]) -> None:
-    """Raises if the budget does not allow uses that are neither recorded nor reserved, by part."""
-    for labels, key, use in several:
-        with labels._ledger.turn():
-            uses = labels._draws.not_recorded(labels._uses(key, use))
-            labels._check_uses(uses, labels._rows(None))
-
-
-def reserve_together(
-    several: Sequence[tuple[Any, ...]], public: PublicInput[Any] | None = None
-) -> Reservation:
-    """Reserves uses of parts of one vault, as ``PrivateLabels.reserve``.
-
-    Each is ``(labels, key, use)``, or ``(labels, key, use, indices)`` for some of their examples. A
-    key of None stands for the next draw without a key.
-    """
-    first = several[0][0]
-    chosen = public_input(public, *(labels._chosen_by for labels, *_ in several))
-    with first._ledger.turn():
-        uses: list[PlannedUse] = []
-        for labels, key, use, *indices in several:
-            uses += labels._uses(key, use, *map(labels._rows, indices))
-        return first._ledger.reserve(first._draws.not_recorded(uses), chosen.receipts)
-
-
-def charge_together(
-    vaults: Sequence[PrivateLabels], charge: Charge, *, what: str, unit: str, **flags: Any
-) -> tuple[Receipt, ...]:
-    """Charges one use of several vaults, whose row i has labels of the same example.
-
-    ``charge`` is the cost for the replacement of all labels of one example, so it counts once in a
-    statement. Returns a receipt for each vault. No vault is charged if the budget of one of them
-    does not allow the use.
-    """
-    for vault in vaults:
-        vault._check_unit(unit)
-    use = secrets.token_hex(16) if len(vaults) > 1 else ""
-    plan, receipts = (flags.get("plan", ""), flags.get("plan_uses", 1)), []
-    with contextlib.ExitStack() as work:
-        for vault in vaults if use else ():
-            planned = PlannedUse(None, what, "steps", charge, vault._rows(None), use)
-            made_of = vault._chosen_by.receipts
-            work.enter_context(vault._ledger.reserve([planned], made_of, plan))
-        for vault in vaults:
-            rows, chosen_by = vault._rows(None), vault._chosen_by.receipts
-            receipts.append(
-                vault._charge(charge, what, "", rows, chosen_by, unit=unit, use=use, **flags)
-            )
-    return tuple(receipts)
-
-
-def check_together(
-    vaults: Sequence[PrivateLabels],
-    what: str,
-    charge: Charge,
-    plan: UseInPlan,
-    made_of: tuple[Receipt, ...] = (),
-) -> None:
-    """Raises if one of the budgets does not allow a use, which the filter counts as ``plan``.
-
-    ``what`` is the use in words, and ``made_of`` are receipts of its public inputs.
-    """
-    for vault in vaults:
-        with vault._ledger.turn():
-            vault._ledger.check(vault._rows(None), [(what, charge)], made_of, plan=plan)
-
-
-def plans_of(vaults: Sequence[PrivateLabels], charge: Charge, uses: int) -> list[tuple[str, int]]:
-    """Returns the plan of each of several uses of equal cost, and the plan's number of uses.
-
-    The plan of reserved uses is empty here. After them, what other plans have not used is used
-    first: the number, noise and examples of their uses were fixed in advance, and what they are for
-    may depend on earlier outputs.
-    """
-    reserved, unused = [], []
-    for vault in vaults:
-        with vault._ledger.turn():
-            ledger, rows, taken = vault._ledger, vault._rows(None), set[str]()
-            while (part := ledger.reserved_use(None, charge, rows, taken)) is not None:
-                taken.add(part.id)
-            reserved.append(len(taken))
-            unused.append(ledger.unused(charge, rows))
-    plans = [("", 1)] * min(reserved)
-    for plan, number in unused[0].items():
-        plans += [plan] * min([number, *(others.get(plan, 0) for others in unused[1:])])
-    rest = uses - len(plans)
-    return plans[:uses] + [(secrets.token_hex(16), rest)] * rest

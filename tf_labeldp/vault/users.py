@@ -9,8 +9,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Charge, Public, Receipt, Setting, public_input
-from tf_labeldp.mechanisms import AggregateMechanism, Mechanism
+from tf_labeldp.accounting import Charge, Public, Receipts, Setting, public_input
+from tf_labeldp.mechanisms import AggregateMechanism, LabelMechanism, Mechanism
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 
 
@@ -38,7 +38,7 @@ class Users:
 
     ids: Public[Any] = dataclasses.field(repr=False)
     at_most: int | None = dataclasses.field(default=None, kw_only=True)
-    receipts: tuple[Receipt, ...] = dataclasses.field(default=(), init=False, repr=False)
+    receipts: Receipts = dataclasses.field(default=Receipts(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         public = public_input(self.ids)
@@ -111,7 +111,6 @@ def charge_for_users(
     if isinstance(mechanism, AggregateMechanism):
         return charge.for_group(mechanism.group_size(users, public_input))
     most = int(np.bincount(users).max(initial=1))
-    composes = Mechanism.is_of_this_library(mechanism) and getattr(
-        mechanism, "draws_are_independent", False
-    )
-    return charge.repeated(most) if composes else charge.for_group(most)
+    composes = isinstance(mechanism, LabelMechanism) and mechanism.draws_are_independent
+    is_ours = Mechanism.is_of_this_library(mechanism)
+    return charge.repeated(most) if is_ours and composes else charge.for_group(most)
