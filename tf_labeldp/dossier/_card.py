@@ -84,17 +84,21 @@ def save(
         >>> save(model, tempfile.mkdtemp()).epsilon
         0.0
     """
+    import keras
+
     of_model = public_input(model).receipts
     public = public_input(model, metrics)
     estimator, metrics = public.value
-    network = estimator.to_keras() if hasattr(estimator, "to_keras") else estimator
-    if not (hasattr(network, "save") and hasattr(network, "trainable_weights")):
+    is_exported = hasattr(estimator, "to_keras")
+    network = estimator.to_keras() if is_exported else estimator
+    if not isinstance(network, keras.Model):
         raise TypeError(
             f"expected a Keras model, or an estimator with to_keras, got "
             f"{type(estimator).__name__}. Give the trained model."
         )
+    fitted = vars(estimator) if is_exported else {}
     if metrics is None:
-        own = getattr(estimator, "evaluation_", None)
+        own = fitted.get("evaluation_")
         metrics = [] if own is None else [own]
     metrics = list(metrics)
     for found in metrics:
@@ -130,9 +134,8 @@ def save(
         "data": data,
         "metrics": [_metric(found) for found in metrics],
     }
-    choice = getattr(estimator, "choice_", None)
     name = path.resolve().name
-    page = _page(name, network, str(choice or ""), card, stated, receipts)
+    page = _page(name, network, str(fitted.get("choice_") or ""), card, stated, receipts)
     card["page"] = _sections(page)
     card = SealedFields(card).sealed()
     record_digests([bytes.fromhex(card["digest"])], receipts)

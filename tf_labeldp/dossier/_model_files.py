@@ -186,12 +186,14 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def _arrays(file: Any) -> dict[str, tuple[Any, Any]]:
     """Returns each group and array of an HDF5 file by name: its attributes and its values."""
+    import h5py
+
     found: dict[str, tuple[Any, Any]] = {"": (dict(file.attrs), None)}
 
     def note(name: str, part: Any) -> None:
         # Keras numbers the names of layers within layers again.
         attributes = {key: _NUMBER.sub("", str(value)) for key, value in part.attrs.items()}
-        found[name] = attributes, np.asarray(part) if hasattr(part, "shape") else None
+        found[name] = attributes, np.asarray(part) if isinstance(part, h5py.Dataset) else None
 
     file.visititems(note)
     return found

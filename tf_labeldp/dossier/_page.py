@@ -231,8 +231,7 @@ def _line(line: str) -> str:
 def _in_words(what: str) -> str:
     """Returns the purpose of a use and its mechanism; the table of settings has the arguments."""
     found = _USE.fullmatch(what)
-    mechanism = getattr(mechanisms, found[1], None) if found else None
-    if found is None or (mechanism is None and found[1] not in _PURPOSES):
+    if found is None or (found[1] not in mechanisms.__all__ and found[1] not in _PURPOSES):
         return brief(_NOTHING.sub("", what))
     return f"{_PURPOSES.get(found[1], 'noisy labels')}: {found[1]}{found[2]}"
 

@@ -28,7 +28,6 @@ from tf_labeldp.vault.records import Record, SealedFields
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _CONFIDENCE = 1.0 - 1e-6
 """Confidence of audits: a report is signed, so a correct mechanism fails one in a million."""
-_FLAGS = ("seeded", "metrics_reported", "sample_weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +147,7 @@ def report(
             {
                 "of": name,
                 "found": str(result),
-                "refutes": getattr(result, "refutes", False),
+                "refutes": isinstance(result, AuditResult) and result.refutes,
                 **dataclasses.asdict(result),
             }
             for name, result in results.items()
@@ -180,6 +179,11 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
 
 
 def _release(receipt: Receipt) -> dict[str, Any]:
+    flags = {
+        "seeded": receipt.seeded,
+        "metrics_reported": receipt.metrics_reported,
+        "sample_weights": receipt.sample_weights,
+    }
     return {
         "id": receipt.id,
         "time": receipt.time,
@@ -192,7 +196,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "epsilon": receipt.charge.epsilon,
         "delta": receipt.charge.delta,
         "settings": str(receipt.charge.event),
-        "flags": [name for name in _FLAGS if getattr(receipt, name)],
+        "flags": [name for name, is_set in flags.items() if is_set],
         "output_digest": receipt.output_digest,
         "version": receipt.version,
     }

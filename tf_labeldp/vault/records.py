@@ -14,7 +14,7 @@ import pathlib
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,6 +84,11 @@ class Arrival:
 class Record:
     """One entry of a ledger: a charge with its output, a fact about a release, or a budget."""
 
+    PLAIN: ClassVar[tuple[str, ...]] = (
+        *("reason", "time", "actor"),
+        *("mechanism", "public_digest", "release", "reservation"),
+    )
+    """Names of the fields that JSON stores unchanged."""
     number: int = 0  # place in the ledger
     receipt: Receipt | None = None  # the charge
     budget: PrivacyBudget | None = None  # a new budget, with its reason, time and actor
@@ -112,6 +117,14 @@ class Record:
             kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
             record = dataclasses.replace(record, array_names=tuple(kept))
         return record
+
+    def plain_fields(self) -> dict[str, Any]:
+        """Returns the fields that JSON stores unchanged, and that are set."""
+        fields: tuple[Any, ...] = (
+            *(self.reason, self.time, self.actor, self.mechanism),
+            *(self.public_digest, self.release, self.reservation),
+        )
+        return {name: field for name, field in zip(self.PLAIN, fields, strict=True) if field}
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:

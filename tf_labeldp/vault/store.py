@@ -107,8 +107,6 @@ _HEADER: dict[str, Any] = {
 }
 """Fields of a header with the types of their values."""
 _NAME_OF_HOLDER = re.compile("[0-9a-f]{32}")
-_PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
-"""Fields of a record that JSON stores unchanged."""
 _ERASED = (
     "PRIVATE-*",
     f"{KEY_FILE}*",
@@ -626,7 +624,7 @@ class LabelStore:
             "format": _RECORD_FORMAT,
             "version": __version__,
             "number": number,
-            **{name: getattr(record, name) for name in _PLAIN_FIELDS if getattr(record, name)},
+            **record.plain_fields(),
             "receipt": None if record.receipt is None else record.receipt.to_json(),
             "budget": None if budget is None else [budget.epsilon, budget.delta],
             "made_of": self._shortened(record.made_of),
@@ -694,7 +692,7 @@ class LabelStore:
                 weights=tuple(fields.get("weights", ())),
                 array_names=tuple(names),
                 load=functools.partial(_read_arrays, path, expected),
-                **{name: fields[name] for name in _PLAIN_FIELDS if name in fields},
+                **{name: fields[name] for name in Record.PLAIN if name in fields},
             )
         except LabelStoreError:
             raise

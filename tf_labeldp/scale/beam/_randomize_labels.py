@@ -267,8 +267,9 @@ def _parsed(row: Any) -> Any:
 def _value(example: Any, name: str) -> Any:
     features = example.features.feature
     _check_fields([name], sorted(features))
-    kind = features[name].WhichOneof("kind")
-    values: Any = getattr(features[name], kind).value if kind else ()
+    feature = features[name]
+    # A feature has one of these lists, or none, and the others are empty.
+    values: Any = (*feature.bytes_list.value, *feature.float_list.value, *feature.int64_list.value)
     if len(values) != 1:
         raise ValueError(
             f"feature {name!r} must have one value in each Example, got {len(values)}. Fill it, or "
