@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import main
-from tf_labeldp.vault.model_history import facts_in
+from tf_labeldp.vault.model_history import ModelFacts
 
 N = 1200
 RNG = np.random.default_rng(5)
@@ -104,9 +104,9 @@ def test_models_of_python(data):
     assert np.mean(found["prediction"] == np.array([3, 7])[codes]) > 0.9
     door = ldp.PrivateClassifier(8.0, num_classes=2, insecure_seed=0).fit(frame, codes)
     door.to_keras().save(data / "door.keras")
-    assert facts_in("door.keras") == {"columns": ["age", "half"], "classes": [0, 1]}
+    assert ModelFacts.of_file("door.keras") == {"columns": ["age", "half"], "classes": [0, 1]}
     ldp.load_model("door.keras").save("again.keras")  # and so does a copy
-    assert facts_in("again.keras") == facts_in("door.keras")
+    assert ModelFacts.of_file("again.keras") == ModelFacts.of_file("door.keras")
     parquet.write_table(pa.table({"half": AGE / 2, "age": AGE}), "rows.parquet")
     assert (
         np.mean(predicted("again.keras", "rows.parquet", "--overwrite")["prediction"] == codes)

@@ -23,7 +23,8 @@ from tf_labeldp.mechanisms import (
     PeerToPeerRandomizedResponse,
 )
 from tf_labeldp.plugins import EventFields
-from tf_labeldp.vault import Classes, Numbers, model_history
+from tf_labeldp.vault import Classes, Numbers
+from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
@@ -493,7 +494,8 @@ class TestB8:
         head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(tmp_path / "s"))
         model = head.to_keras()
         for classes in ([0, 1, 2], ["0110", "1011", "0010"]):
-            model_history.note_facts(model, {"columns": None, "classes": classes})
+            facts = ModelFacts(columns=None, classes=classes)
+            TrainedModel(model).note_facts(facts)
             model.save(tmp_path / "head.keras")
             found = verify(tmp_path / "head.keras", store=tmp_path / "s")
             assert found.problems == ()

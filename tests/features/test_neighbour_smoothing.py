@@ -11,7 +11,7 @@ from tf_labeldp.features import NeighbourSmoothing, _neighbour_smoothing
 from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.plugins import TrainedModel
 
 RNG = np.random.default_rng(81)
 CENTRES = 1.6 * RNG.normal(size=(6, 12))
@@ -170,7 +170,7 @@ def test_an_encoder_that_was_trained_on_private_labels_is_counted():
     named = before.receipts_
     assert [receipt.charge.epsilon for receipt in named] == [0.0]
     assert _ids(before.fit(X).receipts_) == _ids(named)
-    attach(model, receipts)
+    TrainedModel(model).attach(receipts)
     smooth = NeighbourSmoothing(encoder=model).fit(X)
     assert _ids(smooth.receipts_) == _ids(receipts + named)
     for encoder in (smooth, smooth.to_keras(), smooth.transform, before.fit(X)):

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing, PublicEncoder, find_clusters
 from tf_labeldp.heads import NoiseCluster
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.plugins import TrainedModel
 
 N = 60
 RNG = np.random.default_rng(3)
@@ -367,7 +367,7 @@ def test_an_encoder_that_was_trained_on_these_labels_is_counted(wrap):
     labels = labels_of()
     drawn = labels.randomize(ldp.RandomizedResponse(2.0, 2))
     trained, other = network(), network()
-    attach(trained, drawn.receipts)
+    TrainedModel(trained).attach(drawn.receipts)
     fitted = head(wrap(trained), key="counted").fit(UNIT, labels)
     assert {receipt.id for receipt in drawn.receipts} < {r.id for r in fitted.receipts_}
     assert fitted.guarantee().epsilon > 6.0

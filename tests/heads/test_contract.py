@@ -21,9 +21,8 @@ from tf_labeldp.heads import (
     PrivateRidge,
 )
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, RandomizedResponse
-from tf_labeldp.plugins import Head
+from tf_labeldp.plugins import Head, TrainedModel
 from tf_labeldp.vault import LabelKind
-from tf_labeldp.vault.model_history import attach
 
 pytestmark = [
     pytest.mark.usefixtures("fits_apart"),
@@ -188,7 +187,7 @@ def trained_encoder():
     encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh")])
     labels = PrivateLabels(np.minimum(Y, 1), 2, budget=PrivacyBudget(1.0))
     receipts = labels.randomize(RandomizedResponse(1.0, 2)).receipts
-    attach(encoder, receipts)
+    TrainedModel(encoder).attach(receipts)
     return encoder, receipts
 
 

@@ -11,9 +11,8 @@ from tf_labeldp.accounting import PrivacyBudget, public_input
 from tf_labeldp.features import find_clusters
 from tf_labeldp.heads import NoiseCluster
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-from tf_labeldp.plugins import Clusters
+from tf_labeldp.plugins import Clusters, TrainedModel
 from tf_labeldp.vault import Numbers, PrivateLabels, guarantee
-from tf_labeldp.vault.model_history import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 RNG = np.random.default_rng(0)
@@ -137,7 +136,7 @@ def test_a_keras_encoder_is_put_in_front(tmp_path):
 def encoder_trained_on(labels):
     encoder = network()
     receipts = labels.randomize(RandomizedResponse(1.0, 3)).receipts
-    attach(encoder, receipts)
+    TrainedModel(encoder).attach(receipts)
     return encoder, receipts
 
 

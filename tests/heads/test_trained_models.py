@@ -18,8 +18,8 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.plugins import TrainedModel
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.model_history import attach
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4)).astype(np.float32)
@@ -49,7 +49,7 @@ def body(model):
 def train(model, labels, epsilon=SPENT):
     """Has a model carry the receipt of a draw, as if it was trained on it; returns the receipts."""
     receipts = labels.randomize(RandomizedResponse(epsilon, labels.num_classes)).receipts
-    attach(model, receipts)
+    TrainedModel(model).attach(receipts)
     return receipts
 
 

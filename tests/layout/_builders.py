@@ -20,12 +20,11 @@ import tf_labeldp as ldp
 from tf_labeldp import accounting, data, features, heads, mechanisms, pate, scale
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.boosting import PrivateBoosting
-from tf_labeldp.plugins import Clusters
+from tf_labeldp.plugins import Clusters, TrainedModel
 from tf_labeldp.self_supervised import SCAN, SimCLR
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 from tf_labeldp.semi_supervised.targets import Targets
 from tf_labeldp.vault import Keyed, Numbers, Users
-from tf_labeldp.vault.model_history import attach
 
 N, K = 64, 2
 Y = np.arange(N) % K
@@ -55,7 +54,7 @@ class Put:
         if not self.itself:
             return PublicInput(value, (self.receipt,))
         if isinstance(value, keras.layers.Layer):
-            attach(value, [self.receipt])
+            TrainedModel(value).attach([self.receipt])
             return value
         return FunctionWithReceipts(value, (self.receipt,))
 
@@ -474,7 +473,7 @@ def _(put):
     network, inputs = dense(), keras.Input((4,))
     put(put.name, network)
     # The argument is a tensor of Keras, which carries the receipts of its layers.
-    attach(network, [put.receipt])
+    TrainedModel(network).attach([put.receipt])
     if put.name == "kwargs":
         return private_model(ldp.LabelDPModel(inputs=inputs, outputs=network(inputs)))
     return private_model(ldp.LabelDPModel(inputs, network(inputs)))

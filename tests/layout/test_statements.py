@@ -259,7 +259,7 @@ def test_a_keras_model_without_receipts_has_no_record(tmp_path: Any) -> None:
     # A public encoder's receipt is free, and is no record of the layers above.
     encoder = features.PublicEncoder(dense(3)).fit(X)
     above = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
-    ldp.vault.model_history.attach(above, encoder.receipts_)
+    ldp.vault.model_history.TrainedModel(above).attach(encoder.receipts_)
     assert ldp.guarantee(above).headline == "no record of any label"
 
 

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, ReceiptError, Receipts
 from tf_labeldp.accounting.receipts import Composition, Examples
-from tf_labeldp.plugins import EventFields
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.plugins import EventFields, TrainedModel
 from tf_labeldp.vault.uses import LabelsTogether
 
 BOUNDED = settings(
@@ -268,7 +267,7 @@ def test_a_model_on_an_encoder_of_someone_else(tmp_path: Path) -> None:
     }
     for field, receipt in cases.items():
         encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        attach(encoder, [receipt])
+        TrainedModel(encoder).attach([receipt])
         encoder.save(tmp_path / f"{field}.keras")
         model = keras.Sequential([ldp.load_model(tmp_path / f"{field}.keras")])
         model.add(keras.layers.Dense(2, "softmax"))

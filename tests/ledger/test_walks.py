@@ -28,7 +28,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Receipt
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.plugins import TrainedModel
 
 N, D, K, DELTA = 24, 3, 2, 1e-12
 DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -226,7 +226,9 @@ class Walk:
         claim = Receipt.of_declaration((), "a walk of others", epsilon)
         name = str(self.pick(ids)) if ids else ""
         model = self.plain()
-        attach(model, [dataclasses.replace(claim, answers=tuple(ids), use=name, plan=name)])
+        TrainedModel(model).attach(
+            [dataclasses.replace(claim, answers=tuple(ids), use=name, plan=name)]
+        )
         origin = Origin(self.account.use(object(), [0], epsilon))
         origin.changed = True  # The receipts are in the layers, and no file names the weights.
         self.models.append((model, origin))

@@ -34,11 +34,11 @@ def run_predict(args: argparse.Namespace) -> int:
         raise CommandError(f"there is no model {path}; give the output of tf-labeldp train")
     source = _tables.open_table(args.input)
     load_tensorflow()
-    from tf_labeldp.vault.model_history import facts_in
+    from tf_labeldp.vault.model_history import ModelFacts
 
     model, promise = _model(path)
     with explained(Exception):
-        facts = facts_in(path)
+        facts = ModelFacts.of_file(path)
     needed = _inputs_of(model)
     texts = [name for name, tensor in needed.items() if tensor.dtype == "string"]
     table = source.whole(texts)
@@ -66,7 +66,7 @@ def run_predict(args: argparse.Namespace) -> int:
 def _model(path: pathlib.Path) -> tuple[Any, str]:
     """Returns a model, and what is known of the labels behind it."""
     from tf_labeldp.accounting import public_input
-    from tf_labeldp.vault.model_history import guarantee, load_model
+    from tf_labeldp.vault import guarantee, load_model
 
     unknown = "No promise: the model's file {}, so what its weights were made of is not known"
     try:

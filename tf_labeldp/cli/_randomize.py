@@ -30,7 +30,7 @@ from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, say
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.model_history import record_digests
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 from tf_labeldp.vault.row_ids import RowIds
 
@@ -182,7 +182,7 @@ def _statement(
         **draw.facts,
     }
     text = NoisyFiles.sealed_table(fields, noisy.values, draw.facts["prior"])
-    record_digests([bytes.fromhex(json.loads(text)["digest"])], noisy.receipts)
+    Ledger.record_digests([bytes.fromhex(json.loads(text)["digest"])], noisy.receipts)
     return text
 
 

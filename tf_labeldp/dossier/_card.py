@@ -29,7 +29,8 @@ from tf_labeldp.dossier._files import (
 from tf_labeldp.dossier._texts import for_markdown, for_yaml
 from tf_labeldp.vault import Evaluation
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.model_history import attach, record_digests
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.records import SealedFields
 
 MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
@@ -110,12 +111,12 @@ def save(
             )
     # The file states alone what the model was made of.
     in_file = {receipt.id for receipt in public_input(network).receipts}
-    attach(network, [receipt for receipt in of_model if receipt.id not in in_file])
+    TrainedModel(network).attach([receipt for receipt in of_model if receipt.id not in in_file])
     # Receipts that came with a list of metrics, and with none of them.
     carried = {receipt.id for receipt in public_input(network, metrics).receipts}
     lost = [part for part in public.receipts if part.id not in carried and part.kind != "unknown"]
     if lost:
-        attach(network, lost)
+        TrainedModel(network).attach(lost)
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
     stated = History(receipts).guarantee()
@@ -138,7 +139,7 @@ def save(
     page = _page(name, network, str(fitted.get("choice_") or ""), card, stated, receipts)
     card["page"] = _sections(page)
     card = SealedFields(card).sealed()
-    record_digests([bytes.fromhex(card["digest"])], receipts)
+    Ledger.record_digests([bytes.fromhex(card["digest"])], receipts)
     PlainFile(path / CARD).write_text(json.dumps(card, **_LAYOUT))
     PlainFile(path / PAGE).write_text(page)
     return stated

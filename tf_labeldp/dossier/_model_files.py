@@ -26,7 +26,7 @@ from tf_labeldp.dossier._files import (
     check_zip,
     listed,
 )
-from tf_labeldp.vault.model_history import facts_digest, facts_in, integer_digests, model_digest
+from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _METADATA_TEXT = re.compile(r"[0-9][0-9a-z.+-]{0,20}(@[0-9:]{8})?")
@@ -301,7 +301,7 @@ def check_layers(
         history = History.of(layer)
         if history is not None and (history.digests or set()) - {*digests, *stores.digests}:
             listed_only.append(layer.name)
-        if not stores.digests.issuperset(integer_digests(own)):
+        if not stores.digests.issuperset(TrainedModel.integer_digests(own)):
             whole_numbers.append(layer.name)
         if not stores.digests.issuperset(digests):
             (unknown if has_receipts else public).append(layer.name)
@@ -315,11 +315,11 @@ def check_layers(
         found.not_checked.append(f"digests of earlier weights of {listed(listed_only)}")
     if unknown:
         found.problems.append(f"the store has no record of the weights of {listed(unknown)}")
-    facts = facts_in(path)
-    if facts and facts_digest(facts) not in stores.digests:
+    facts = ModelFacts.of_file(path)
+    if facts and facts.digest() not in stores.digests:
         found.not_checked.append(f"the names in the model's file ({listed(sorted(facts))})")
     # A store knows an exported model as a whole, with its public layers.
-    if model_digest(model) in stores.digests:
+    if TrainedModel(model).digest() in stores.digests:
         return
     if public:
         found.not_checked.append(f"the weights of {listed(public)}, public by assumption")

@@ -19,7 +19,8 @@ from tf_labeldp.accounting import PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features._containers import ArrayConvertible, KerasExport
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
-from tf_labeldp.vault.model_history import counted_weights, record_digests
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.model_history import TrainedModel
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
@@ -176,9 +177,12 @@ def note_release(layer: Any, receipts: tuple[Receipt, ...], weights: Any = None)
     """Attaches receipts to a layer, or to some of its weights; the layer's files keep them."""
     layer.label_dp_receipts = Receipts(receipts).to_bytes() if receipts else b""
     if receipts:
-        counted_weights(layer, receipts, layer.weights if weights is None else weights)
+        own = layer.weights if weights is None else weights
+        TrainedModel(layer).note_counted(receipts, own)
         # A store knows the others, which are public, by their digests alone.
-        record_digests(Weights.digests(layer.weights if weights is not None else ()), receipts)
+        Ledger.record_digests(
+            Weights.digests(layer.weights if weights is not None else ()), receipts
+        )
 
 
 def input_names(columns: list[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.counted_steps import counted_training
+from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import Arrays
 
@@ -342,7 +342,7 @@ class BootstrappedHead(Head):
         if labels.store_path is not None:  # within a store, the key identifies the release
             file = f"{self.key}-{name}.npz".replace("/", "-")
             saved = _SavedTraining(pathlib.Path(labels.store_path) / "networks" / file, model)
-        with counted_training(model, receipts):
+        with CountedSteps.throughout(model, receipts):
             done = 0 if saved is None else saved.restored(epochs)
             if done < epochs:
                 taught, seed = teacher_labels(targets), self.seed + done

@@ -44,12 +44,8 @@ from tf_labeldp.heads.weights import class_weights, example_weights, user_weight
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
-from tf_labeldp.vault.model_history import (
-    facts_digest,
-    model_digest,
-    note_facts,
-    record_digests,
-)
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -155,7 +151,7 @@ class Head(Estimator, abc.ABC):
         in_model = {receipt.id for receipt in public_input(model).receipts}
         if missing := [receipt for receipt in self.receipts_ if receipt.id not in in_model]:
             with_receipts(model, missing)
-        facts: dict[str, Any] = {"columns": self._known_columns()}
+        facts = ModelFacts(columns=self._known_columns())
         if self._label_range is not None:
             facts["range"] = list(map(float, self._label_range))
         elif self.classes_ is not None:
@@ -163,8 +159,8 @@ class Head(Estimator, abc.ABC):
                 name if isinstance(name, (bool, int, float)) else str(name)
                 for name in self.classes_.tolist()
             ]
-        note_facts(model, facts)
-        record_digests([facts_digest(facts)], self.receipts_)
+        TrainedModel(model).note_facts(facts)
+        Ledger.record_digests([facts.digest()], self.receipts_)
         return model
 
     def _recorded(self, model: Any, encoder: Any) -> Any:
@@ -173,7 +169,7 @@ class Head(Estimator, abc.ABC):
         Verification compares the public layers in its file with this record.
         """
         if _is_of_this_library(encoder):
-            record_digests([model_digest(model)], self.receipts_)
+            Ledger.record_digests([TrainedModel(model).digest()], self.receipts_)
         return model
 
     def _is_regressor(self) -> bool:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
         with_noise,
     )
     from tf_labeldp.mechanisms.random_bits import secure_bytes, uniform_below, uniform_integers
+    from tf_labeldp.vault.counted_steps import CountedSteps
+    from tf_labeldp.vault.keyed_draws import KeyedRows
+    from tf_labeldp.vault.model_history import TrainedModel
+    from tf_labeldp.vault.noisy_labels import NoisyStatistic
+    from tf_labeldp.vault.records import DrawSettingsError
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "accounting.events": ("EventFields",),
@@ -69,6 +74,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "gradients.model_checks": ("InspectedModel",),
     "gradients.output_losses": ("OutputLosses",),
     "gradients.per_example_clipping": ("PerExampleClipping",),
+    "vault.counted_steps": ("CountedSteps",),
+    "vault.keyed_draws": ("KeyedRows",),
+    "vault.model_history": ("TrainedModel",),
+    "vault.noisy_labels": ("NoisyStatistic",),
+    "vault.records": ("DrawSettingsError",),
 }
 """The names that each file gives."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -78,13 +88,17 @@ __all__ = [
     "Clip",
     "Clusters",
     "Coordinates",
+    "CountedSteps",
+    "DrawSettingsError",
     "EventFields",
     "FeatureMap",
     "FeatureRows",
     "Head",
     "InspectedModel",
     "KerasLoss",
+    "KeyedRows",
     "LabelDistanceClip",
+    "NoisyStatistic",
     "OneReleaseHead",
     "OutputLosses",
     "PerExampleClipping",
@@ -92,6 +106,7 @@ __all__ = [
     "PoissonSampler",
     "PriorResampling",
     "Speed",
+    "TrainedModel",
     "discrete_gaussian",
     "estimated_prior",
     "gaussian_delta",

@@ -15,7 +15,7 @@ from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.self_supervised._views import rand_augment_views
 from tf_labeldp.self_supervised.training import Batches, Learner
-from tf_labeldp.vault.counted_steps import counted_training
+from tf_labeldp.vault.counted_steps import CountedSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -191,7 +191,7 @@ class SCAN(Learner):
             return ({"images": images[batch]},)
 
         history = None
-        with counted_training(self, public.receipts):
+        with CountedSteps.throughout(self, public.receipts):
             for make, count in ((pairs, epochs), (singles, self_label_epochs)):
                 if count:
                     batches = Batches(make, [len(images)], [size], seed=seed)

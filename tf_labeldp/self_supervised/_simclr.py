@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.self_supervised._views import strong_views
 from tf_labeldp.self_supervised.training import Batches, Learner
-from tf_labeldp.vault.counted_steps import counted_training
+from tf_labeldp.vault.counted_steps import CountedSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -141,5 +141,5 @@ class SimCLR(Learner):
         images = self._read_images(public.value)
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
-        with counted_training(self, public.receipts):
+        with CountedSteps.throughout(self, public.receipts):
             return super().fit(batches, epochs=epochs, **kwargs)

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PublicInput, Setting
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import TrainedModel
 
 
 class Learner(keras.Model):
@@ -53,7 +53,7 @@ class Learner(keras.Model):
     def _note_parts(self, public: PublicInput[Any]) -> None:
         self.built = True
         if public.receipts:
-            attach(self, public.receipts)
+            TrainedModel(self).attach(public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
         images = FeatureRows(images).network_inputs()

@@ -12,7 +12,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.self_supervised.training import Batches, Learner, negative_log_likelihood
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import TrainedModel
 
 _MOMENTUM = 0.9
 """Of running means. With 0.99 the alignment lags, and one class may take all pseudo-labels."""
@@ -300,7 +300,7 @@ class FixMatch(Learner):
         public = public_input(images, labelled)
         images, labelled = public.value
         if public.receipts:
-            attach(self, public.receipts)
+            TrainedModel(self).attach(public.receipts)
 
         shares = labelled.class_shares if self.priors == "estimated" else self.priors
         shares = None if shares is None else np.asarray(shares, np.float32)

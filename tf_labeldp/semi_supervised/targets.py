@@ -15,8 +15,8 @@ from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
 from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors
 from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault.counted_steps import counted_training
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.counted_steps import CountedSteps
+from tf_labeldp.vault.model_history import TrainedModel
 
 _LEAST_SPREAD = 0.1
 """Where likelihoods are flatter, as of randomized response of ten classes below epsilon 0.75, the
@@ -62,8 +62,8 @@ class Targets:
     def training(self, model: Any) -> Any:
         """Returns a context for training; without receipts of labels its steps stay unknown."""
         if self.is_counted:
-            return counted_training(model, self.public.receipts)
-        attach(model, self.public.receipts)
+            return CountedSteps.throughout(model, self.public.receipts)
+        TrainedModel(model).attach(self.public.receipts)
         return contextlib.nullcontext()
 
 

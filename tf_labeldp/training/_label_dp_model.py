@@ -28,7 +28,7 @@ from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import ChecksEpochs, Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
-from tf_labeldp.vault.model_history import attach, attach_from_file
+from tf_labeldp.vault.model_history import TrainedModel
 
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
@@ -149,7 +149,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         else:
             inputs, outputs = model.input, model.output
         private = cls(inputs, outputs, name=model.name)
-        attach(private, public.receipts)
+        TrainedModel(private).attach(public.receipts)
         # Steps recorded in a file have receipts, too.
         if all(receipt.kind != "unknown" for receipt in public.receipts):
             OptimizerSteps.of(model).cover()
@@ -168,7 +168,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
         """Adds the receipts of a file to those of the model."""
         receipts, data = Receipts.from_bytes(content)
-        attach_from_file(self, receipts, data.get("layers"))
+        TrainedModel(self).attach_from_file(receipts, data.get("layers"))
 
     def declare(
         self,

@@ -40,7 +40,7 @@ from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePl
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.records import Arrays
 from tf_labeldp.vault.uses import LabelsTogether
 
@@ -458,7 +458,9 @@ class MultiStageTraining(CountedTraining):
             self._begin(stage)
             self._steps.accept()
         begun = [s for s in self._drawn_stages() if s in self._reports]
-        attach(self.model, Receipts.merged(*(self._draw(s, None).receipts for s in begun)))
+        TrainedModel(self.model).attach(
+            Receipts.merged(*(self._draw(s, None).receipts for s in begun))
+        )
         self._data.set(self._training_set(stage, epoch))
         super().on_epoch_begin(epoch)
 

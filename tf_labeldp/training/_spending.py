@@ -28,7 +28,7 @@ from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault.counted_steps import CountedSteps
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.uses import LabelsTogether
 
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
@@ -210,7 +210,7 @@ class Spending:
                 plan_uses=receipt.plan_uses,
             )
         run.last = receipts[0]
-        attach(self._model, receipts)
+        TrainedModel(self._model).attach(receipts)
 
     def _is_seeded(self, plan: TrainingPlan) -> bool:
         return bool(self.optimizer.noise.seeded or plan.seeded)

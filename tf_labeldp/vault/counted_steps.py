@@ -17,11 +17,10 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.vault.model_history import (
-    attach,
+    TrainedModel,
     cover_namesakes,
     cover_weights,
     note_weights,
-    receipts_of,
     set_history,
 )
 
@@ -46,7 +45,7 @@ class CountedSteps:
         self, model: Any, receipts: Iterable[Receipt], on_found: Callable[[], None] | None = None
     ) -> None:
         # The receipts of the model include one of unknown cost for training without receipts.
-        attach(model, Receipts.merged(public_input(model).receipts, receipts))
+        TrainedModel(model).attach(Receipts.merged(public_input(model).receipts, receipts))
         self._model, self._on_found = model, on_found
         self._before = frozenset(Weights.digests([*model.weights, *self._state]))
         self._is_alone = False
@@ -57,6 +56,18 @@ class CountedSteps:
         self._left: dict[int, Any] = {}
         self._readers: dict[int, Callable[[], Any]] = {}
         self.accept()
+
+    @classmethod
+    @contextlib.contextmanager
+    def throughout(cls, model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
+        """Adds receipts to a model, and counts the training in this context, the only one."""
+        steps = cls(model, receipts)
+        steps.trust()
+        try:
+            with without_retracing_warnings():
+                yield
+        finally:
+            steps.end()
 
     def changed(self, variables: Iterable[Any]) -> list[Any]:
         """Returns the variables that have other values than the last counted step left."""
@@ -115,7 +126,7 @@ class CountedSteps:
             reason = f"weights of {model.name!r} were changed between the counted steps"
         if reason:
             found = Receipts.merged(found, [Receipt.of_unknown_training(reason)])
-        attach(model, found)
+        TrainedModel(model).attach(found)
         # These values keep the receipts that they had.
         self._before = self._before.union(digests)
         self.accept()
@@ -196,7 +207,7 @@ class CountedSteps:
         self._left = {}
 
     def _note(self) -> None:
-        receipts = receipts_of(self._model)
+        receipts = TrainedModel(self._model).receipts
         # Files have the state of the optimizer, too.
         digests = Weights.digests([*self._model.weights, *self._state])
         note_weights(sorted(set(digests).difference(self._before)), receipts)
@@ -283,18 +294,6 @@ class CountedSteps:
         if len(arguments) > 1:
             return not all(map(_has_no_value, self._model.trainable_variables))
         return isinstance(arguments[0], types.GeneratorType)
-
-
-@contextlib.contextmanager
-def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
-    """Adds receipts to a model, and counts the training in this context."""
-    steps = CountedSteps(model, receipts)
-    steps.trust()
-    try:
-        with without_retracing_warnings():
-            yield
-    finally:
-        steps.end()
 
 
 def _read_from_files(model: Any) -> set[int]:

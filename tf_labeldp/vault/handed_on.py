@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import History, Weights
 from tf_labeldp.vault._statements import fields_of, has_method
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import TrainedModel
 
 _Value = TypeVar("_Value")
 _READ = ("tf_labeldp", "keras_layers", "sklearn")
@@ -117,4 +117,6 @@ def _is_read(part: Any) -> bool:
 def _attach_to_all(model: Any, receipts: tuple[Receipt, ...]) -> None:
     """Adds receipts to a model, its trainable layers, and all its layers that carry receipts."""
     layers = Weights.layers_of(model)
-    attach(model, receipts, [part for part in layers if part.trainable_weights or History.of(part)])
+    TrainedModel(model).attach(
+        receipts, [part for part in layers if part.trainable_weights or History.of(part)]
+    )

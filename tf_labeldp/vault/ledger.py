@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.accounting.receipts import Composition
 from tf_labeldp.vault.label_kinds import LabelKind
-from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
 from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation, TakenUse
 from tf_labeldp.vault.store import LabelStore, Project
@@ -117,6 +116,9 @@ class Release:
 class Ledger:
     """The records of one vault and of its key, in memory or in a store, and its budget."""
 
+    _opened: ClassVar[dict[str, Ledger]] = {}
+    """The ledgers of the stores of this process's vaults, by the name of the label set."""
+
     def __init__(
         self,
         label_set: LabelSet,
@@ -197,7 +199,7 @@ class Ledger:
                 )
             for digests, receipts in ledger.weights():
                 Weights.note(digests, receipts)
-        LEDGERS[ledger.label_set.name] = ledger.keep_weights
+        cls._opened[ledger.label_set.name] = ledger
         return ledger
 
     @classmethod
@@ -337,6 +339,14 @@ class Ledger:
         for written in self._store.append(record):
             self._remember(written)
         return record
+
+    @classmethod
+    def record_digests(cls, digests: Sequence[bytes], receipts: Iterable[Receipt]) -> None:
+        """Records digests of weights or of published files in the stores of charged vaults."""
+        receipts = tuple(receipts)
+        for name in {receipt.labels.name for receipt in receipts if digests} & set(cls._opened):
+            with contextlib.suppress(OSError, LabelStoreError):  # The store is gone, or forgotten.
+                cls._opened[name].keep_weights(digests, receipts)
 
     def keep_weights(self, digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
         """Records the receipts of model weights, or of published files, with these digests."""

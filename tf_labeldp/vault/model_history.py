@@ -7,7 +7,6 @@ record digests of final weights too, so that copies of the weights are recognize
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -17,7 +16,7 @@ import os
 import pathlib
 import weakref
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,63 +35,117 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.vault._statements import statement_of
-from tf_labeldp.vault.records import LabelStoreError, check_unpacked_size
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.records import check_unpacked_size
 
 _FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
-LEDGERS: dict[str, Callable[[Sequence[bytes], tuple[Receipt, ...]], None]] = {}
-"""Functions that record weights in the stores of vaults, by the name of the label set."""
 
 
-def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
-    """Adds receipts to a model, and to these layers or all trainable layers."""
-    # An encoder is usually a new model over layers of a trained model, so layers carry receipts.
-    added = tuple(receipts)
-    trainable = [layer for layer in Weights.layers_of(model) if layer.trainable_weights]
-    chosen = trainable if layers is None else layers
-    merged: dict[int, tuple[Receipt, ...]] = {}  # The layers of a model mostly share a tuple.
-    for layer in {id(part): part for part in (model, *chosen)}.values():
-        history = History.of(layer)
-        if history is None:
-            history = History((), frozenset(Weights.digests(Weights.own(layer))))
-        if id(history.receipts) not in merged:
-            merged[id(history.receipts)] = Receipts.merged(history.receipts, added)
-        set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
-    OptimizerSteps.of(model).note(History.of(model))
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A Keras model, or a layer, with the receipts of its trainings and what its files keep.
+
+    Example:
+        >>> import keras
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> noisy = labels.randomize(RandomizedResponse(0.5, 2))
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        >>> TrainedModel(model).attach(noisy.receipts)
+        >>> guarantee(model).epsilon
+        0.5
+    """
+
+    model: Any
+
+    @property
+    def layers(self) -> list[Any]:
+        """The model and all its inner layers."""
+        return Weights.layers_of(self.model)
+
+    @property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipts in the history of the model itself."""
+        return (History.of(self.model) or History()).receipts
+
+    def attach(self, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
+        """Adds receipts to the model, and to these layers or all trainable layers."""
+        # An encoder is usually a new model over layers of a trained model, so layers carry
+        # receipts.
+        added = tuple(receipts)
+        trainable = [layer for layer in self.layers if layer.trainable_weights]
+        chosen = trainable if layers is None else layers
+        merged: dict[int, tuple[Receipt, ...]] = {}  # The layers of a model mostly share a tuple.
+        for layer in self._with(chosen):
+            history = History.of(layer)
+            if history is None:
+                history = History((), frozenset(Weights.digests(Weights.own(layer))))
+            if id(history.receipts) not in merged:
+                merged[id(history.receipts)] = Receipts.merged(history.receipts, added)
+            set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
+        OptimizerSteps.of(self.model).note(History.of(self.model))
+
+    def attach_from_file(self, receipts: tuple[Receipt, ...], places: Iterable[int] | None) -> None:
+        """Adds receipts from a file to the layers at these places; None adds them to all."""
+        layers = self.layers
+        if places is not None:
+            layers = [layers[place] for place in places if place < len(layers)]
+        for layer in self._with(layers):
+            set_history(layer, History(Receipts.merged(TrainedModel(layer).receipts, receipts)))
+
+    def _with(self, layers: Iterable[Any]) -> Iterable[Any]:
+        """Returns the model and layers, each once."""
+        return {id(part): part for part in (self.model, *layers)}.values()
+
+    def note_counted(self, receipts: tuple[Receipt, ...], weights: Iterable[Any]) -> None:
+        """Records that the present values of these weights come from these receipts alone."""
+        self.attach(receipts, ())
+        cover_weights([self.model])
+        weights = list(weights)
+        note_weights(Weights.digests(weights), receipts)
+        Ledger.record_digests(self.integer_digests(weights), receipts)
+
+    @staticmethod
+    def integer_digests(variables: Iterable[Any]) -> list[bytes]:
+        """Returns a digest of each array of whole numbers, also of those with equal numbers."""
+        arrays = [np.asarray(Weights.value_of(variable)) for variable in variables]
+        several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
+        return [bytes.fromhex(PublicInput.digest_of(array)) for array in several]
+
+    def digest(self) -> bytes:
+        """Returns a digest of the model's configuration and all its weights."""
+        fields = _without_numbering(self.model.get_config())
+        config = json.dumps(fields, sort_keys=True, default=str).encode()
+        weights = [np.asarray(Weights.value_of(weight)) for weight in self.model.weights]
+        return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config, np.uint8), *weights))
+
+    def note_facts(self, facts: ModelFacts) -> None:
+        """Keeps public facts in the ``.keras`` file of the model."""
+        content = json.dumps(facts).encode()
+        _keep_in_files(self.model, _FACTS, facts, lambda: content, _FACTS_FILE)
 
 
-def attach_from_file(
-    model: Any, receipts: tuple[Receipt, ...], places: Iterable[int] | None
-) -> None:
-    """Adds receipts from a file to the layers at these places; None adds them to all layers."""
-    layers = Weights.layers_of(model)
-    chosen = (
-        layers if places is None else [layers[place] for place in places if place < len(layers)]
-    )
-    for layer in {id(part): part for part in (model, *chosen)}.values():
-        set_history(layer, History(Receipts.merged(receipts_of(layer), receipts)))
+class ModelFacts(dict[str, Any]):
+    """Public facts in the file of an exported head, ready for JSON.
 
+    They are ``classes`` (in the order of the outputs) or ``range`` (of numbers), and ``columns``
+    (of the features, by name).
+    """
 
-def counted_weights(layer: Any, receipts: tuple[Receipt, ...], weights: Iterable[Any]) -> None:
-    """Records that the present values of these weights come from these receipts alone."""
-    attach(layer, receipts, ())
-    cover_weights([layer])
-    weights = list(weights)
-    note_weights(Weights.digests(weights), receipts)
-    record_digests(integer_digests(weights), receipts)
+    def digest(self) -> bytes:
+        """Returns a digest of the facts."""
+        return hashlib.sha256(json.dumps(self, sort_keys=True).encode()).digest()
 
-
-def integer_digests(variables: Iterable[Any]) -> list[bytes]:
-    """Returns a digest of each array of whole numbers, also of those with equal numbers."""
-    arrays = [np.asarray(Weights.value_of(variable)) for variable in variables]
-    several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
-    return [bytes.fromhex(PublicInput.digest_of(array)) for array in several]
-
-
-def model_digest(model: Any) -> bytes:
-    """Returns a digest of a model's configuration and all its weights."""
-    config = json.dumps(_without_numbering(model.get_config()), sort_keys=True, default=str)
-    weights = [np.asarray(Weights.value_of(weight)) for weight in model.weights]
-    return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config.encode(), np.uint8), *weights))
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> ModelFacts:
+        """Returns the facts in a file, or nothing."""
+        if not zipfile.is_zipfile(path):
+            return cls()
+        with zipfile.ZipFile(path) as content:
+            member = f"assets/{_FACTS}/{_FACTS_FILE}"
+            check_unpacked_size(content, os.path.getsize(path))
+            is_there = member in content.namelist()
+            return cls(_validate.json_of(content.read(member)) if is_there else {})
 
 
 def _without_numbering(config: Any) -> Any:
@@ -107,19 +160,7 @@ def _without_numbering(config: Any) -> Any:
 def note_weights(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
     """Records the receipts of weights, here and in the stores of charged vaults."""
     Weights.note(digests, receipts)
-    record_digests(digests, receipts)
-
-
-def record_digests(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
-    """Records digests of weights or of published files in the stores of charged vaults."""
-    for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
-        with contextlib.suppress(OSError, LabelStoreError):  # The store is gone, or forgotten.
-            LEDGERS[name](digests, receipts)
-
-
-def receipts_of(layer: Any) -> tuple[Receipt, ...]:
-    """Returns the receipts in the history of a layer."""
-    return (History.of(layer) or History()).receipts
+    Ledger.record_digests(digests, receipts)
 
 
 def cover_weights(layers: Iterable[Any]) -> list[bytes]:
@@ -150,10 +191,10 @@ def set_history(layer: Any, history: History) -> None:
     name, owner = layer.name, weakref.ref(layer)
 
     def write() -> bytes:
-        optimizer = getattr(owner(), "optimizer", None)
-        covered = None if optimizer is None else OptimizerSteps(optimizer).covered
+        of_owner = OptimizerSteps.of(owner())
+        covered = of_owner.covered
         if covered == math.inf:
-            covered = Weights.value_of(OptimizerSteps(optimizer).inner.iterations)
+            covered = Weights.value_of(of_owner.inner.iterations)
         steps = None if covered is None else int(covered)
         digests = _digests_in_files(owner(), history)
         written = dataclasses.replace(history, digests=digests, steps=steps)
@@ -232,14 +273,14 @@ def declare(
     sources = PublicInput.sources_of(parts) if parts else ()
     public = public_input(artefact)
     artefact = public.value
-    if not hasattr(artefact, "trainable_weights"):
+    if not Weights.layers_of(artefact):
         raise TypeError(
             f"artefact must be a Keras model or layer, got {type(artefact).__name__}. Noisy labels "
             "and heads carry their receipts themselves."
         )
     unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
     claim = Receipt.of_declaration(unknown, because.strip(), epsilon, delta)
-    attach(artefact, Receipts.merged(public.receipts, [claim], sources))
+    TrainedModel(artefact).attach(Receipts.merged(public.receipts, [claim], sources))
     digests = cover_weights(Weights.layers_of(artefact))
     OptimizerSteps.of(artefact).cover()
     note_weights(digests, public_input(artefact).receipts)
@@ -319,12 +360,12 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
             "Save the model again, or restore the file."
         )
     # Keras would take the memory of all members: the facts are read first, within a size.
-    facts = facts_in(path)
+    facts = ModelFacts.of_file(path)
     importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
     with without_input_warnings():
         model = keras.models.load_model(path, **settings)
     if facts:
-        note_facts(model, facts)
+        TrainedModel(model).note_facts(facts)
     histories = _histories_in(path)
     _match_by_name(model, histories)
     # A file that was written during a training covers the weights in the file.
@@ -343,32 +384,6 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         if (history := History.of(layer)) is not None:
             Weights.note(history.digests or (), history.receipts)
     return model
-
-
-def note_facts(model: Any, facts: Mapping[str, Any]) -> None:
-    """Keeps public facts, ready for JSON, in the ``.keras`` file of a model: see ``facts_in``."""
-    content = json.dumps(dict(facts)).encode()
-    _keep_in_files(model, _FACTS, facts, lambda: content, _FACTS_FILE)
-
-
-def facts_digest(facts: Mapping[str, Any]) -> bytes:
-    """Returns a digest of public facts."""
-    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).digest()
-
-
-def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the public facts in the file of an exported head, or nothing.
-
-    They are ``classes`` (in the order of the outputs) or ``range`` (of numbers), and ``columns``
-    (of the features, by name).
-    """
-    if not zipfile.is_zipfile(path):
-        return {}
-    with zipfile.ZipFile(path) as content:
-        member = f"assets/{_FACTS}/{_FACTS_FILE}"
-        check_unpacked_size(content, os.path.getsize(path))
-        is_there = member in content.namelist()
-        return dict(_validate.json_of(content.read(member))) if is_there else {}
 
 
 def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
@@ -407,7 +422,7 @@ def _merged(histories: Sequence[History]) -> History:
 def _with_integers(history: History, weights: Iterable[Any]) -> History:
     if history.has_integers or history.digests is None:
         return history
-    of_integers = integer_digests(weights)
+    of_integers = TrainedModel.integer_digests(weights)
     return dataclasses.replace(history, digests=history.digests.union(of_integers))
 
 
@@ -427,5 +442,5 @@ def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> No
             ]
             history = _merged(fitting or covered)
             digests = history.digests if name in by_name else None
-            receipts = Receipts.merged(receipts_of(layer), history.receipts)
+            receipts = Receipts.merged(TrainedModel(layer).receipts, history.receipts)
             set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))

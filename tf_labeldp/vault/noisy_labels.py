@@ -45,7 +45,7 @@ from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_array
-from tf_labeldp.vault.model_history import record_digests
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Arrays, compact, content_digest
 
 if TYPE_CHECKING:
@@ -517,7 +517,7 @@ class NoisyLabels:
         The draw alone does not know the indices within a part, the bias correction, or what a
         randomizer made of a draw: files with these are compared with the digest.
         """
-        record_digests([bytes.fromhex(self.digest())], self.receipts)
+        Ledger.record_digests([bytes.fromhex(self.digest())], self.receipts)
         return self
 
     def _check_not_of_a_part(self, number: int) -> None:
