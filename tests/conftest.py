@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,3 +66,11 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data sets in {folder}; set LABELDP_DATA_DIR to their folder")
     return folder
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Returns a function that forgets the receipts of all weights, as in another process."""
+    from tf_labeldp.accounting.provenance import Weights
+
+    return lambda: monkeypatch.setattr(Weights, "by_digest", {})

@@ -17,7 +17,7 @@ from tf_labeldp.mechanisms import (
     RRTopK,
     RRWithPrior,
 )
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import PriorResampling
 
 CLASSES, LABELS, GROUPS = 100_000, 50_000, 10
 
@@ -26,7 +26,7 @@ import resource
 import numpy as np
 from tf_labeldp import estimation
 from tf_labeldp.mechanisms import *
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import PriorResampling
 K, n = {CLASSES}, {LABELS}
 rng = np.random.default_rng(3)
 labels = rng.integers(K, size=n)

@@ -13,7 +13,6 @@ from sklearn.base import clone, is_classifier, is_regressor
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee, heads
 from tf_labeldp.accounting import BudgetExceededError, public_input
-from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.heads import (
     NoiseCluster,
     PrivateLogisticRegression,
@@ -167,12 +166,12 @@ def test_all_that_is_fitted_depends_on_the_release_and_public_numbers(member, mo
 
 
 def test_the_keras_model_computes_the_same_and_its_file_keeps_the_receipts(
-    member, tmp_path, monkeypatch
+    member, tmp_path, forget
 ):
     head = member.head().fit(X, member.vault())
     model = head.to_keras()
     model.save(tmp_path / "head.keras")
-    monkeypatch.setattr(Weights, "by_digest", {})  # as in another program
+    forget()  # as in another program
     loaded = keras.models.load_model(tmp_path / "head.keras")
     rows = np.concatenate([X, 3.0 * RNG.normal(size=(500, 4)).astype(np.float32)])
     for found in (model, loaded):

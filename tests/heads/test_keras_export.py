@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
 from tf_labeldp.accounting import ReceiptError
-from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 
@@ -39,7 +38,7 @@ def outputs(one, raw, kind):
         ("clusters", "checkpoint"),
     ],
 )
-def test_the_files_of_a_model_keep_the_receipts(kind, route, examples, tmp_path, monkeypatch):
+def test_the_files_of_a_model_keep_the_receipts(kind, route, examples, tmp_path, forget):
     head = PrivateRidge if kind == "ridge" else NoiseCluster
     told = {"epsilon": 1.5, "delta": 1e-5} | ({} if kind == "ridge" else {"num_clusters": 5})
     labels = PrivateLabels(examples.classes, 3, budget=PrivacyBudget(2.0, 1e-4))
@@ -47,7 +46,7 @@ def test_the_files_of_a_model_keep_the_receipts(kind, route, examples, tmp_path,
     other = keras.models.clone_model(model)
     if kind == "ridge":
         assert guarantee(other).headline == "no record of any label"  # weights of its own
-    monkeypatch.setattr(Weights, "by_digest", {})  # as in another program
+    forget()  # as in another program
     if route == "keras":
         other = saved_and_loaded(model, tmp_path)
     elif route == "weights.h5":

@@ -183,8 +183,8 @@ def check(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("place", recorded()["calls"] if GOLDEN.exists() else [])
-def test_a_call_gives_what_it_gave(place, monkeypatch):
-    monkeypatch.setattr(Weights, "by_digest", {})
+def test_a_call_gives_what_it_gave(place, forget):
+    forget()
     golden, found = recorded(), facts_of(place)
     expected = golden["calls"][place]
     assert set(expected) <= set(found)

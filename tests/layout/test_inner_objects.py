@@ -257,7 +257,7 @@ class Outcomes:
         self._changed: frozenset[int] = frozenset()
         self._number = self._depth = 0
         self._vaults: list[Any] = []
-        for kind in {kind for kind in _kinds(mechanisms.base.Mechanism) if is_ours(kind)}:
+        for kind in {kind for kind in _kinds(mechanisms.Mechanism) if is_ours(kind)}:
             for name in {"randomize", "release"} & set(vars(kind)):
                 monkeypatch.setattr(kind, name, self._changing(vars(kind)[name]))
         make = ldp.PrivateLabels.__init__

@@ -15,7 +15,7 @@ import inspect
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -47,15 +47,14 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.vault._statements import _reads_no_labels
 
 
 @pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated(forget: Callable[[], None]) -> None:
     """Starts each test from fixed weights, without the trainings of other tests."""
     keras.utils.set_random_seed(0)
-    monkeypatch.setattr(Weights, "by_digest", {})
+    forget()
 
 
 def is_unspent(value: Any) -> bool:

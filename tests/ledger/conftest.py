@@ -5,14 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.heads import label_source
-
-
-@pytest.fixture
-def forget(monkeypatch):
-    """Returns a function that forgets all weights, as in another process."""
-    return lambda: monkeypatch.setattr(Weights, "by_digest", {})
 
 
 @pytest.fixture(autouse=True)

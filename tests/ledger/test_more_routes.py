@@ -32,7 +32,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
@@ -333,14 +332,14 @@ def test_a_mechanism_that_exits_is_charged_and_its_message_withheld():
     assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 
-def test_a_store_recognizes_the_weights_of_plain_models(tmp_path, monkeypatch):
+def test_a_store_recognizes_the_weights_of_plain_models(tmp_path, forget):
     store = tmp_path / "store"
     labels = vault(store=store)
     model, _ = multi_stage(labels)
     model.save(tmp_path / "model.keras")
     known = labels.guarantee()
     del labels
-    monkeypatch.setattr(Weights, "by_digest", {})  # Another process has no weights.
+    forget()  # Another process has no weights.
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     assert has_no_record(loaded)
     assert "initial-weights" in codes(loaded)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.provenance import Weights
 
 
 @pytest.fixture(autouse=True)
@@ -20,15 +19,9 @@ def fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_known_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_known_weights(forget: Callable[[], None]) -> None:
     """The library recognises weights by value, and tests of one seed end in the same weights."""
-    monkeypatch.setattr(Weights, "by_digest", {})
-
-
-@pytest.fixture
-def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Returns a function that forgets all weights, as in another process."""
-    return lambda: monkeypatch.setattr(Weights, "by_digest", {})
+    forget()
 
 
 @pytest.fixture

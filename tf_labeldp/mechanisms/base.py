@@ -46,6 +46,12 @@ class Mechanism(abc.ABC):
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
         receipts: receipts of its arguments, such as bins of a released histogram.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+        >>> Mechanism.from_json(mechanism.to_json()) == mechanism
+        True
     """
 
     epsilon: float
