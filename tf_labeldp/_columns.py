@@ -25,6 +25,8 @@ _FILL = "Fill them in, or leave these examples out, by a rule that does not use 
 _NEVER_MISSING = frozenset([str, bytes, int, bool])
 """Types whose values are all present."""
 _NUMBERS = (numbers.Real, np.bool_)
+_LEAST_WEIGHT = 1e-30
+"""Smaller weights, as a fraction of the largest, count as zero."""
 _KINDS: tuple[tuple[Any, str], ...] = (
     (str, "texts"),
     (bytes, "bytes"),
@@ -197,6 +199,21 @@ class Column:
                 f"{largest:g}. Divide the weights by their mean."
             )
         return array.astype(dtype)
+
+    @classmethod
+    def relative_weights(cls, values: Any, num_rows: int | None) -> np.ndarray | None:
+        """Returns public weights (n,) with mean one, some of them above zero; None for None."""
+        weights = cls.weights(values, num_rows)
+        if weights is None:
+            return None
+        if not weights.any():
+            raise ValueError(
+                "expected sample_weight that is not all zero, got zeros. Leave it out."
+            )
+        # Sums of the largest doubles overflow, and squares of the smallest ones underflow.
+        weights = weights / weights.max()
+        weights[weights < _LEAST_WEIGHT] = 0.0
+        return weights / weights.mean()
 
     @staticmethod
     def is_dictionary(values: Any) -> bool:

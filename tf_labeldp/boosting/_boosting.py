@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import (
     Private,
@@ -39,7 +40,7 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import HeadResidualRandomizer
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
-from tf_labeldp.heads.weights import class_weights, example_weights
+from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
@@ -208,7 +209,7 @@ class PrivateBoosting(Head):
         start = _checked_start(start, y if source is None else None, classes)
         # A start that can't read the features fails before the draw.
         outputs = None if start is None else _outputs(start, features)
-        weights = example_weights(sample_weight, rows.shape[0])
+        weights = Column.relative_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
             noisy = _checked_noisy(y)

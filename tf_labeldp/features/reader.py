@@ -13,6 +13,7 @@ from scipy import sparse
 from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Setting, public_input
 from tf_labeldp.features._containers import (
@@ -88,6 +89,7 @@ class FeatureRows:
         flatten: whether rows with more dimensions are flattened; otherwise they are refused.
         max_bytes: the most memory for the encoded features that ``blocks`` keeps; features that
             need more are encoded again on each reading.
+        weights: weights (n,) of the rows, at least zero; None for equal ones.
 
     Attributes:
         raw_inputs: the inputs as they were given.
@@ -114,8 +116,9 @@ class FeatureRows:
         columns: Setting[Any] = None,
         flatten: bool = False,
         max_bytes: float = 0.0,
+        weights: Public[Any] = None,
     ) -> None:
-        self._public, self.raw_inputs = (inputs, encoder), PublicInput.bare(inputs)
+        self._public, self.raw_inputs = (inputs, encoder, weights), PublicInput.bare(inputs)
         self._inputs, self._encoder = (
             as_table(self.raw_inputs),
             check_encoder(PublicInput.bare(encoder)),
@@ -132,13 +135,18 @@ class FeatureRows:
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """The receipts of inputs and encoder."""
+        """The receipts of inputs, encoder and weights."""
         return public_input(*self._public).receipts
 
     @property
     def num_rows(self) -> int | None:
         """n; None for a data set, whose rows are counted on reading."""
         return None if self.is_dataset else len(self)
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray | None:
+        """The weights (n,) of the rows, with mean one; None for equal ones."""
+        return Column.relative_weights(PublicInput.bare(self._public[2]), self.num_rows)
 
     @property
     def num_inputs(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import Argument, Message
 from tf_labeldp.accounting import (
     PrivacyBudget,
@@ -49,7 +50,6 @@ from tf_labeldp.heads import (
 )
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
-from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
 from tf_labeldp.vault import Evaluation, LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.uses import LabelsTogether
@@ -309,7 +309,7 @@ class _FrontDoor(Head):
         _validate.one_label_per_row(number, len(labels))
         if not len(labels):
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
-        weights = example_weights(weights, len(labels))
+        weights = Column.relative_weights(weights, len(labels))
         if self._trains_network and (weights is not None or class_weight is not None):
             raise ValueError(
                 Message.of(

@@ -11,6 +11,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Receipts, public_input
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
@@ -23,7 +24,6 @@ from tf_labeldp.front_door._estimators import (
 )
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
-from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
 from tf_labeldp.vault.handed_on import with_receipts
@@ -157,7 +157,7 @@ class PrivateSearchCV(Head):
         keys = [f"{self.key}/{number}" for number in range(len(numbers))]
         choice_key = f"{self.key}/choice"
         choice = selection_mechanism(held_out, epsilon, self.metric)
-        weights = example_weights(sample_weight, len(y))
+        weights = Column.relative_weights(sample_weight, len(y))
         weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
         features_of = [FeatureRows(features).raw(places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}

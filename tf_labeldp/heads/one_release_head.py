@@ -40,7 +40,7 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
 from tf_labeldp.heads.public_rows import PublicRows, Scaling
-from tf_labeldp.heads.weights import class_weights, example_weights, user_weights
+from tf_labeldp.heads.weights import class_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
@@ -275,15 +275,14 @@ class OneReleaseHead(Head):
             _validate.one_label_per_row(raw.num_inputs, len(source.vault))
         public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
         encoder = self.encoder_ = public.value[1]
-        inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
-        weights = example_weights(sample_weight, inputs.num_rows)
-        rows, source = self._survey(inputs, source, weights)
+        inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes, weights=sample_weight)
+        rows, source = self._survey(inputs, source)
         self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
         with _threads_that_pay(*rows.shape):
             self._design(rows, source)
             users = source.vault.users
             if users is not None:
-                self._weigh_users(rows, source, users, weights)
+                self._weigh_users(rows, source, users)
             rows.scan()
             # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
             # is the largest weight, or bounds the change by all labels of a user. Laplace noise
@@ -417,11 +416,11 @@ class OneReleaseHead(Head):
         return None if labels is None else LabelSource(self, labels, self._mechanism)
 
     def _survey(
-        self, inputs: FeatureRows, source: LabelSource | None, weights: np.ndarray | None
+        self, inputs: FeatureRows, source: LabelSource | None
     ) -> tuple[PublicRows, LabelSource]:
         if source is not None and inputs.num_rows is not None:
             _validate.one_label_per_row(inputs.num_rows, len(source.vault))
-        rows = PublicRows(inputs, self.max_bytes, self._sample_rows, weights)
+        rows = PublicRows(inputs, self.max_bytes, self._sample_rows)
         rows.survey()
         if source is None:
             source = LabelSource(self, rows.labels, self._mechanism)
@@ -450,12 +449,10 @@ class OneReleaseHead(Head):
             half=self.spread == "half",
         )
 
-    def _weigh_users(
-        self, rows: PublicRows, source: LabelSource, users: np.ndarray, weights: np.ndarray | None
-    ) -> None:
+    def _weigh_users(self, rows: PublicRows, source: LabelSource, users: np.ndarray) -> None:
         """Weighs rows by user, without labels, and sets the noise for all labels of a user."""
         n, width = rows.num_rows, rows.scaling.width
-        weights = np.ones(n) if weights is None else weights
+        weights = np.ones(n) if rows.weights is None else rows.weights
         of_one = with_max_l1(dataclasses.replace(source.mechanism, max_norm=1.0), 1.0)
         norms = of_one.user_norms(users, rows.blocks(), width)
         noise = of_one.noise_stddev(n, width) ** 2 * width * of_one.num_columns

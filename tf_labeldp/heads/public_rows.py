@@ -125,10 +125,9 @@ class PublicRows:
         source: FeatureRows,
         max_bytes: float,
         sample_rows: int | None = None,
-        weights: np.ndarray | None = None,
     ) -> None:
         self._source, self._max_bytes, self._sample_rows = source, float(max_bytes), sample_rows
-        self._weights = weights  # (n,) with mean one, W
+        self.weights = source.weights  # (n,) with mean one, W
         self._kept: list[np.ndarray] = []
 
     @property
@@ -174,9 +173,9 @@ class PublicRows:
                 digests.append(FeatureRows(part).digests())
                 start += len(part)
             self.sample, self.sample_weights = sample.rows(), sample.weights()
-        if self._weights is not None and len(self._weights) != start:
+        if self.weights is not None and len(self.weights) != start:
             raise ValueError(
-                f"sample_weight must have {start} weights, one per row, got {len(self._weights)}."
+                f"sample_weight must have {start} weights, one per row, got {len(self.weights)}."
             )
         columns = [np.concatenate(digests)]  # (n, 1) each
         raw = [part for part in raw_parts if part is not None]
@@ -202,7 +201,7 @@ class PublicRows:
         covariance, size = self._covariance(units, single, noise_to_signal is not None)
         # One row may have all the weight, up to rounding.
         if not size or (noise_to_signal is not None and not np.trace(covariance) > 0.0):
-            weighted = "" if self._weights is None else " of those with a weight"
+            weighted = "" if self.weights is None else " of those with a weight"
             raise ValueError(
                 f"expected rows of features that differ, got equal rows{weighted} "
                 f"(n_samples={self.num_rows}). Check how they were computed."
@@ -268,18 +267,18 @@ class PublicRows:
 
     def reweigh(self, weights: np.ndarray) -> None:
         """Replaces the weights (n,) with mean one, before the scan."""
-        self._weights = weights
+        self.weights = weights
 
     @property
     def max_weight(self) -> float:
         """The largest weight: no row for the release is longer."""
-        return 1.0 if self._weights is None else float(self._weights.max())
+        return 1.0 if self.weights is None else float(self.weights.max())
 
     def _weights_at(self, start: int, number: int) -> np.ndarray | None:
         """Returns the weights of consecutive rows, and zeros after the last weight."""
-        if self._weights is None:
+        if self.weights is None:
             return None
-        weights = self._weights[start : start + number]
+        weights = self.weights[start : start + number]
         return np.concatenate([weights, np.zeros(number - len(weights))])
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Public weights of examples and of classes, which heads and boosting take."""
+"""Public weights of users and of classes, which heads and boosting take."""
 
 from __future__ import annotations
 
@@ -7,24 +7,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column
 from tf_labeldp.vault.label_kinds import class_table
-
-_LEAST = 1e-30
-"""Smaller weights, as a fraction of the largest, count as zero."""
-
-
-def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
-    """Returns weights (n,) with mean one, or None; ``num_rows`` is None if it is not known yet."""
-    weights = Column.weights(weights, num_rows)
-    if weights is None:
-        return None
-    if not weights.any():
-        raise ValueError("expected sample_weight that is not all zero, got zeros. Leave it out.")
-    # Sums of the largest doubles overflow, and squares of the smallest ones underflow.
-    weights = weights / weights.max()
-    weights[weights < _LEAST] = 0.0
-    return weights / weights.mean()
 
 
 def user_weights(
