@@ -15,8 +15,8 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Priors, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.plugins import DrawSettingsError
 from tf_labeldp.vault import Classes, NoisyLabels, Numbers, Rows
-from tf_labeldp.vault.records import DrawSettingsError
 
 N, D, K = 3000, 6, 3
 DELTA = 1e-6

@@ -16,9 +16,9 @@ from tf_labeldp.accounting import BudgetExceededError, PublicInput, public_input
 from tf_labeldp.dossier import verify
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import HeadResidualRandomizer, PrivatePoissonRegression, PrivateRidge
+from tf_labeldp.plugins import DrawSettingsError
 from tf_labeldp.vault import Classes, Numbers, Rows
 from tf_labeldp.vault.private_labels import residuals_of
-from tf_labeldp.vault.records import DrawSettingsError
 
 N, DELTA, LOW, HIGH = 3000, 1e-6, -3.0, 5.0
 RNG = np.random.default_rng(3)

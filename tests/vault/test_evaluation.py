@@ -24,8 +24,8 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
+from tf_labeldp.plugins import DrawSettingsError
 from tf_labeldp.vault import LabelRandomizer, Numbers, PrivateLabels, Rows, select
-from tf_labeldp.vault.records import DrawSettingsError
 
 RNG = np.random.default_rng(5)
 N = 6000

@@ -215,7 +215,7 @@ def private_functions():
     import tf_labeldp
     from tf_labeldp import _validate
 
-    home = os.path.dirname(tf_labeldp.__file__)
+    home = os.path.dirname(inspect.getfile(tf_labeldp))
     for folder, _, files in os.walk(home):
         for file in files:
             path = os.path.join(folder, file)

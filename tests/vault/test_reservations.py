@@ -16,7 +16,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
-from tf_labeldp.plugins import EventFields, gaussian_sigma
+from tf_labeldp.plugins import DrawSettingsError, EventFields, gaussian_sigma
 from tf_labeldp.vault import (
     LabelStoreError,
     Numbers,
@@ -26,7 +26,6 @@ from tf_labeldp.vault import (
     forget,
     give_back,
 )
-from tf_labeldp.vault.records import DrawSettingsError
 
 Y = np.arange(60) % 2
 
@@ -65,7 +64,7 @@ class TestReserve:
                 assert len(labels.randomize(draw, key=key)) == 2 * Y.size
         everyone = PrivateLabels([*Y, *(1 - Y)], 2, store=path)
         for each in (labels, everyone):
-            old, new = (each._uses.ledger.remaining(np.arange(60) + start) for start in (0, 60))
+            old, new = (part.remaining() for part in each.split(np.arange(60, 120)))
             assert old == new < 0.5
             with pytest.raises(BudgetExceededError, match="fixed in advance"):
                 each.randomize(rr(new + 0.01), indices=np.arange(60, 120))
