@@ -259,6 +259,27 @@ def test_labels_of_a_step_that_is_not_charged_are_zeros() -> None:
     assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
 
 
+def test_a_guard_lets_through_what_was_admitted() -> None:
+    guard = StepGuard()
+    noise = GaussianNoise(1.0)
+
+    def refuses() -> None:
+        with pytest.raises(RuntimeError, match="has not been charged"):
+            guard.take_step(noise)
+        assert "has not been charged" in str(guard.error)
+
+    guard.price(noise)
+    refuses()
+    guard.admit(2)
+    guard.take_step(noise)
+    guard.take_step(noise)
+    refuses()
+    guard.admit(2)
+    guard.admit(1)  # does not add up
+    guard.take_step(noise)
+    refuses()
+
+
 def overflowing() -> Any:
     """Returns a layer of ones, whose sum of features of 3e38 is infinite."""
     return keras.layers.Dense(4, kernel_initializer="ones", name="first")

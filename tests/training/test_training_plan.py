@@ -1,4 +1,4 @@
-"""The uses of each label in a ``fit``, found before it begins, and the guard of its steps."""
+"""The uses of each label in a ``fit``, found before it begins."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.training import GaussianNoise, LabelDPOptimizer, SelfConv
+from tf_labeldp.training import LabelDPOptimizer, SelfConv
 
 # The uses of a label by each plan, of which a statement shows the product alone.
-from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 
 N = 50
@@ -65,24 +64,3 @@ def test_divisor_and_groups_do_not_depend_on_the_sampled_batch() -> None:
     assert plan_of(sampled()).divisor == 10.0
     by_user = plan_of(sampled(users=np.arange(N) // 2, max_examples_per_user=2))
     assert (plan_of(sampled()).group_rows, by_user.group_rows) == (1, 2)
-
-
-def test_a_guard_lets_through_what_was_admitted() -> None:
-    guard = StepGuard()
-    noise = GaussianNoise(1.0)
-
-    def refuses() -> None:
-        with pytest.raises(RuntimeError, match="has not been charged"):
-            guard.take_step(noise)
-        assert "has not been charged" in str(guard.error)
-
-    guard.price(noise)
-    refuses()
-    guard.admit(2)
-    guard.take_step(noise)
-    guard.take_step(noise)
-    refuses()
-    guard.admit(2)
-    guard.admit(1)  # does not add up
-    guard.take_step(noise)
-    refuses()
