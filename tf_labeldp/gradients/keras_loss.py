@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.gradients.masks import mask_of, mean_of_shown, shown_labels
+from tf_labeldp.gradients.model_checks import is_by_name
 
 _OF_CODES = keras.losses.sparse_categorical_crossentropy
 _OF_ROWS = [
@@ -52,12 +53,14 @@ _OF_PROBABILITIES = [
 class KerasLoss:
     """A loss in any form that Keras takes: an object, its name or configuration, or a function.
 
-    ``loss`` is the object or the function. Questions about it read no label.
+    ``loss`` is the object or the function; losses by output, which are no loss, stay as they are.
+    Questions about it read no label.
     """
 
     def __init__(self, loss: Any) -> None:
         self._is_named = isinstance(loss, str)
-        self.loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+        is_described = isinstance(loss, (str, dict)) and not is_by_name(loss)
+        self.loss = keras.losses.get(loss) if is_described else loss
 
     @property
     def name(self) -> str:

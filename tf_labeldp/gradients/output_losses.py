@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.gradients.keras_loss import KerasLoss
-from tf_labeldp.gradients.model_checks import InspectedModel, is_by_name
+from tf_labeldp.gradients.model_checks import InspectedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class OutputLosses:
         outputs = inspected.outputs
         self.names = tuple(outputs)
         # Keras's own losses are of one output each.
-        self.is_function = not is_by_name(loss) and KerasLoss(loss).is_function
+        self.is_function = KerasLoss(loss).is_function
         if self.is_function and len(outputs) > 1:
             if loss_weights is not None:
                 raise ValueError(
