@@ -328,18 +328,6 @@ class Receipt:
         )
 
     @classmethod
-    def of_weights(cls, sample_weight: Setting[Any], class_weight: Setting[Any]) -> Receipts:
-        """Returns the free receipt of weights in training on noisy labels, or none without weights.
-
-        A statement names it. Weights ``"balanced"`` come from the noisy labels, and have none.
-        """
-        if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
-            return Receipts()
-        free = Charge(0.0, 0.0, EventFields.NONE)
-        labels = LabelSet.new(0)
-        return Receipts([cls(labels, free, "public weights", "declared", sample_weights=True)])
-
-    @classmethod
     def of_unknown_training(cls, reason: str) -> Receipt:
         """Returns a receipt of unknown cost: nothing is promised, for this reason."""
         charge = Charge.unknown(
@@ -573,6 +561,18 @@ class Receipts(tuple[Receipt, ...]):
         for receipt in itertools.chain(*several):
             found[receipt.id] = receipt.agreed(found.get(receipt.id))
         return cls(found.values())
+
+    @classmethod
+    def of_weights(cls, sample_weight: Setting[Any], class_weight: Setting[Any]) -> Receipts:
+        """Returns the free receipt of weights in training on noisy labels, or none without weights.
+
+        A statement names it. Weights ``"balanced"`` come from the noisy labels, and have none.
+        """
+        if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
+            return cls()
+        free = Charge(0.0, 0.0, EventFields.NONE)
+        labels = LabelSet.new(0)
+        return cls([Receipt(labels, free, "public weights", "declared", sample_weights=True)])
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all uses that these receipts record.

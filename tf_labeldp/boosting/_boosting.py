@@ -273,7 +273,7 @@ class PrivateBoosting(Head):
         self._constant = target.constant + shift
         self.coder_, self.start_ = coder, start
         self.noisy_labels_ = noisy
-        self.receipts_ = Receipts.merged(receipts, Receipt.of_weights(sample_weight, class_weight))
+        self.receipts_ = Receipts.merged(receipts, Receipts.of_weights(sample_weight, class_weight))
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = class_weights(class_weight, target.classes, target.shares)

@@ -23,7 +23,6 @@ from tf_labeldp.accounting import (
     Private,
     Public,
     PublicInput,
-    Receipt,
     Receipts,
     Setting,
     public_input,
@@ -192,7 +191,7 @@ class MultiStageTraining(CountedTraining):
         encoder = fitted_encoder(encoder, features)
         public = public_input(features, encoder, sample_weight, class_weight)
         *inputs, sample_weight, class_weight = public.value
-        of_weights = Receipt.of_weights(sample_weight, class_weight)
+        of_weights = Receipts.of_weights(sample_weight, class_weight)
         super().__init__(Receipts.merged(public.receipts, of_weights))
         self._features = Features(FeatureRows(*inputs).network_inputs(), len(labels))
         _validate.one_label_per_row(self._features.source.num_rows, len(labels))
