@@ -12,8 +12,12 @@ from _composed_loss import ComposedLoss
 from dp_accounting import rdp
 from scipy import stats
 
-from tf_labeldp.accounting import Charge, calibrate_noise_multiplier, dp_sgd_guarantee
-from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting import (
+    Charge,
+    calibrate_noise_multiplier,
+    dp_sgd_charge,
+    dp_sgd_guarantee,
+)
 from tf_labeldp.plugins import gaussian_epsilon, gaussian_sigma
 
 MNIST = {"noise_multiplier": 10.0, "sampling_probability": 1024 / 60000, "steps": 292}
@@ -114,8 +118,9 @@ def test_the_statement_names_its_unit_relation_and_assumptions():
     statement = dp_sgd_guarantee(**MNIST, delta=1e-5)
     assert statement.relation == "replace_label" and statement.delta == 1e-5
     assert statement.unit == "the label of one training example"
-    notes = dp_sgd_assumptions(1024 / 60000, 292)
-    assert statement.assumptions == ("The features are public.", *notes)
+    first, *notes = dp_sgd_charge(**MNIST, delta=1e-5).assumptions
+    noise = first.replace("in every step.", "in every step of 292.")
+    assert statement.assumptions == ("The features are public.", noise, *notes)
     text = str(statement)
     assert "Poisson sampling, every example with probability 0.0170667" in text
     assert "in every step of 292." in text and "The features are public." in text
@@ -130,9 +135,11 @@ def test_user_level_is_a_sentence_of_its_own():
     assert by_user.epsilon == dp_sgd_guarantee(**MNIST, delta=1e-5).epsilon
     assert "every user with probability" in str(by_user)
     assert "one clipped gradient per user" in str(by_user)
+    first, *notes = dp_sgd_charge(**MNIST, delta=1e-5, privacy_unit="user").assumptions
     assert by_user.assumptions == (
         "The features and the user of each example are public.",
-        *dp_sgd_assumptions(1024 / 60000, 292, "user"),
+        first.replace("in every step.", "in every step of 292."),
+        *notes,
     )
 
 
