@@ -11,8 +11,8 @@ import pytest
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
+from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import NoisyLabels, Numbers, PrivateLabels
-from tf_labeldp.vault.ledger import Ledger
 
 N = 500
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)

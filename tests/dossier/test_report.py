@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import html
 import html.parser
+import inspect
 import json
 import pathlib
 import re
@@ -23,7 +24,7 @@ from tf_labeldp.accounting import (
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import Keyed, Numbers, Store, forget, records
+from tf_labeldp.vault import Keyed, Numbers, Store, forget
 
 N = 400
 
@@ -428,14 +429,17 @@ class TestWhoVouches:
         from tf_labeldp.accounting import Assumption
         from tf_labeldp.training import GaussianNoise
 
-        notes = [Assumption.INITIAL_WEIGHTS, records.PUBLIC_INPUT]
+        labels = ldp.PrivateLabels([0, 1] * 9, 2, budget=ldp.PrivacyBudget(1.0))
+        drawn = labels.randomize(ldp.RRWithPrior(1.0, 2), priors=[0.5, 0.5])
+        notes = [Assumption.INITIAL_WEIGHTS, *drawn.guarantee().assumptions]
+        assert "public-inputs" in {note.code for note in notes}
         for source in ("host", "device"):
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []
 
     def test_every_assumption_of_the_library_names_a_party_and_a_check(self, tmp_path):
         known = {"authors", "holder", "library", "machines", "nobody", "trainer", "users"}
-        root = pathlib.Path(ldp.__file__).parent
+        root = pathlib.Path(inspect.getfile(ldp)).parent
         found: dict[str, set[str]] = {}
         for path in root.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -22,9 +22,9 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
 )
-from tf_labeldp.plugins import EventFields
+from tf_labeldp.plugins import EventFields, TrainedModel
 from tf_labeldp.vault import Classes, Numbers
-from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
+from tf_labeldp.vault.model_history import ModelFacts
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 LABELS = np.random.default_rng(0).integers(3, size=300)

@@ -26,6 +26,8 @@ from tf_labeldp.mechanisms import (  # noqa: E402
     LabelMomentMechanism,
     RandomizedResponse,
 )
+from tf_labeldp.plugins import KeyedRows  # noqa: E402
+from tf_labeldp.scale import ReleaseKey, randomize_batch  # noqa: E402
 from tf_labeldp.scale.beam import (  # noqa: E402
     FitPrivateHead,
     PrivateHistogram,
@@ -34,7 +36,6 @@ from tf_labeldp.scale.beam import (  # noqa: E402
     _randomize_labels,
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget  # noqa: E402
-from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, randomize_batch  # noqa: E402
 
 MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
 PAIRS = [(i, i % 3) for i in range(3000)]

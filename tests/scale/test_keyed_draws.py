@@ -30,6 +30,7 @@ from tf_labeldp.mechanisms import (
     classes,
     random_bits,
 )
+from tf_labeldp.plugins import KeyedRows
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import Keyed, LabelStoreError, Numbers, Rows, Store, keyed_draws
 from tf_labeldp.vault.row_ids import RowIds
@@ -168,7 +169,7 @@ def test_bad_rows_are_refused(ids, labels, error, message):
 
 def test_words_are_a_cbc_mac_of_id_label_and_place():
     secret = bytes(range(32))
-    rows = keyed_draws.KeyedRows([7, -1], [2, 0], CASES[0][0], secret, "a")
+    rows = KeyedRows([7, -1], [2, 0], CASES[0][0], secret, "a")
 
     def aes(block):
         return Cipher(algorithms.AES(rows._key), modes.ECB()).encryptor().update(block)
@@ -319,7 +320,7 @@ def test_rows_of_a_release_stay_the_same(key):
 
     def rows(labels, start=0):
         ids = np.arange(start, start + len(labels))
-        return keyed_draws.KeyedRows(ids, labels, CASES[0][0], key.secret, "a")
+        return KeyedRows(ids, labels, CASES[0][0], key.secret, "a")
 
     whole = rows([0, 1, 2, 3]).fingerprint()
     key.bind_rows("a", 4, whole)

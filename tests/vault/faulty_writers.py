@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import traceback
+from os import _exit
 
 import numpy as np
 
@@ -119,8 +120,8 @@ def fork(store, folder, number, fault):
             name.write_text(json.dumps(result))
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+        _exit(1)
+    _exit(0)
 
 
 def problems_of(store, folder):

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import sys
+from os import _exit
 
 import numpy as np
 from killed_writers import die_before_operation
@@ -64,7 +65,7 @@ def fork(store, folder, operations):
         draw(vault(store), returned, unnamed_first=operations % 2 == 1)
         status = 0
     finally:
-        os._exit(status)
+        _exit(status)
 
 
 def problems_of(store, folder):

@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+from os import _exit
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def main(root, scenario):
                 work(folder)
                 status = 0
             finally:
-                os._exit(status)
+                _exit(status)
         status = os.waitpid(child, 0)[1]
         if not os.WIFSIGNALED(status):
             if os.WEXITSTATUS(status) != 0:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import time
+from os import _exit
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def main(root):
             (root / f"{number}.json").write_text(json.dumps(results))
             status = 0
         finally:
-            os._exit(status)
+            _exit(status)
     for child in children:
         status = os.waitpid(child, 0)[1]
         if os.waitstatus_to_exitcode(status) != 0:

@@ -21,8 +21,8 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRWithPrior,
 )
+from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import Classes, LabelStoreError, NoisyLabels, Numbers, PrivateLabels, Rows
-from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Arrival
 
 WEEKS = [np.random.default_rng(i).integers(0, 5, size) for i, size in enumerate((100, 60, 40))]

@@ -9,6 +9,7 @@ import os
 import pathlib
 import stat
 import sys
+from os import _exit
 
 import keras
 import numpy as np
@@ -286,7 +287,7 @@ def as_user(number, work):
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
         os.write(write, text.encode())
-        os._exit(0)
+        _exit(0)
     os.close(write)
     with os.fdopen(read) as file:
         text = file.read()

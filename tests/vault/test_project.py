@@ -21,10 +21,9 @@ from tf_labeldp import (
 from tf_labeldp.accounting import PublicInput, dp_sgd_charge
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism
-from tf_labeldp.plugins import DrawSettingsError
+from tf_labeldp.plugins import DrawSettingsError, Ledger
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, Store, forget
-from tf_labeldp.vault.ledger import Ledger
 
 VISITS, DRUGS = [0, 1] * 20, [1, 0, 1] * 10
 

@@ -10,8 +10,8 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import Classes, LabelStoreError, PrivateLabels, Store
-from tf_labeldp.vault.ledger import Ledger
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # the parts in the fixture `filled`
 

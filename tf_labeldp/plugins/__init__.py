@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tf_labeldp.mechanisms.random_bits import secure_bytes, uniform_below, uniform_integers
     from tf_labeldp.vault.counted_steps import CountedSteps
     from tf_labeldp.vault.keyed_draws import KeyedRows
+    from tf_labeldp.vault.ledger import Ledger
     from tf_labeldp.vault.model_history import TrainedModel
-    from tf_labeldp.vault.noisy_labels import NoisyStatistic
     from tf_labeldp.vault.records import DrawSettingsError
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -77,7 +77,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vault.counted_steps": ("CountedSteps",),
     "vault.keyed_draws": ("KeyedRows",),
     "vault.model_history": ("TrainedModel",),
-    "vault.noisy_labels": ("NoisyStatistic",),
+    "vault.ledger": ("Ledger",),
     "vault.records": ("DrawSettingsError",),
 }
 """The names that each file gives."""
@@ -98,7 +98,7 @@ __all__ = [
     "KerasLoss",
     "KeyedRows",
     "LabelDistanceClip",
-    "NoisyStatistic",
+    "Ledger",
     "OneReleaseHead",
     "OutputLosses",
     "PerExampleClipping",

@@ -114,7 +114,17 @@ class Release:
 
 
 class Ledger:
-    """The records of one vault and of its key, in memory or in a store, and its budget."""
+    """The records of one vault and of its key, in memory or in a store, and its budget.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp import PrivateLabels, RandomizedResponse
+        >>> path = os.path.join(tempfile.mkdtemp(), "store")
+        >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(2.0), store=path)
+        >>> noisy = labels.randomize(RandomizedResponse(0.5, 2))
+        >>> Ledger.of_store(path).remaining()
+        1.5
+    """
 
     _opened: ClassVar[dict[str, Ledger]] = {}
     """The ledgers of the stores of this process's vaults, by the name of the label set."""
