@@ -10,8 +10,7 @@ import tensorflow as tf
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.heads.public_rows import PublicRows
-from tf_labeldp.plugins import FeatureRows
+from tf_labeldp.plugins import FeatureRows, PublicRows
 from tf_labeldp.vault import PrivateLabels
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]

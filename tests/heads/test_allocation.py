@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tf_labeldp.heads import PrivateRidge, public_rows
+from tf_labeldp.heads import PrivateRidge
+from tf_labeldp.plugins import PublicRows
 
 SPECTRA = {
     "two": [3.0, 1.0],
@@ -47,7 +48,7 @@ def remaining_error(shares, eigenvalues, noise_to_signal):
 def test_the_shares_are_those_of_the_least_error(name, noise):
     """No better than any other division: a numerical optimum, and 200 random ones."""
     eigenvalues = np.array(SPECTRA[name])
-    shares = public_rows.spread_shares(eigenvalues, noise)
+    shares = PublicRows.spread_shares(eigenvalues, noise)
     assert shares.shape == eigenvalues.shape
     assert shares.sum() == pytest.approx(1.0, abs=1e-12)
     assert np.all(shares >= 0.0)
@@ -72,13 +73,13 @@ def test_the_shares_are_those_of_the_least_error(name, noise):
 
 
 def test_hardly_any_noise_whitens_what_is_there():
-    shares = public_rows.spread_shares(np.array([1e4, 1.0, 0.0, 1e-3]), 1e-14)
+    shares = PublicRows.spread_shares(np.array([1e4, 1.0, 0.0, 1e-3]), 1e-14)
     np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 0.0, 1 / 3], atol=1e-6)
 
 
 @pytest.mark.parametrize("noise", [1e3, 1e308])
 def test_where_noise_is_all_the_strongest_direction_gets_it(noise):
-    shares = public_rows.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
+    shares = PublicRows.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
     assert shares.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
@@ -86,8 +87,8 @@ def test_where_noise_is_all_the_strongest_direction_gets_it(noise):
 def test_half_a_spread_is_between_water_filling_and_the_features(noise):
     """At most twice the noise of either; at a large budget weak directions do not grow further."""
     eigenvalues = np.array(SPECTRA["geometric"])
-    own, full = eigenvalues / eigenvalues.sum(), public_rows.spread_shares(eigenvalues, noise)
-    half = public_rows.half_spread_shares(eigenvalues, noise)
+    own, full = eigenvalues / eigenvalues.sum(), PublicRows.spread_shares(eigenvalues, noise)
+    half = PublicRows.half_spread_shares(eigenvalues, noise)
     assert half.sum() == pytest.approx(1.0) and np.all((half > 0.0) == (full > 0.0))
     kept = full > 0.0
     assert np.all(half[kept] >= 0.5 * own[kept])
@@ -98,8 +99,8 @@ def test_half_a_spread_is_between_water_filling_and_the_features(noise):
     rows = np.random.default_rng(0).normal(size=(300, 12)) * np.sqrt(eigenvalues)
     covariance = np.asfortranarray(rows.T @ rows / 300)
     values = np.linalg.eigvalsh(covariance)
-    mapped = rows @ public_rows.spread_map(covariance.copy(order="F"), noise, half=True)[0]
-    expected = public_rows.half_spread_shares(values, noise)
+    mapped = rows @ PublicRows.spread_map(covariance.copy(order="F"), noise, half=True)[0]
+    expected = PublicRows.half_spread_shares(values, noise)
     found = np.square(mapped).mean(axis=0)
     np.testing.assert_allclose(found, expected[expected > 0.0], atol=1e-5)
 
@@ -118,8 +119,8 @@ def test_the_map_gives_each_direction_its_share(noise):
     rows -= rows.mean(axis=0)
     covariance = rows.T @ rows / len(rows)
     values = np.linalg.eigvalsh(covariance)
-    map_, _ = public_rows.spread_map(np.asfortranarray(covariance), noise)
-    expected = public_rows.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
+    map_, _ = PublicRows.spread_map(np.asfortranarray(covariance), noise)
+    expected = PublicRows.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
     expected = expected[expected > 0.0]
     assert map_.dtype == np.float32 and map_.shape == (6, expected.size)
     assert expected.size == 5 if noise == 1e-14 else expected.size < 5
@@ -135,12 +136,12 @@ def test_rounding_gets_no_share_at_any_budget():
     rows = (rows - rows.mean(axis=0)).astype(np.float64)
     covariance = np.asfortranarray(rows.T @ rows / len(rows))
     assert 0.0 < abs(np.linalg.eigvalsh(covariance)[0]) < 1e-12
-    assert public_rows.spread_map(covariance, 1e-30)[0].shape == (8, 7)
+    assert PublicRows.spread_map(covariance, 1e-30)[0].shape == (8, 7)
 
 
 def test_the_signs_of_the_directions_are_fixed():
     """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
     rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]
-    map_, _ = public_rows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
+    map_, _ = PublicRows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
     largest = np.abs(map_).argmax(axis=0)
     assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)

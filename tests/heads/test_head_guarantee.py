@@ -15,9 +15,8 @@ from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.plugins import FeatureRows
+from tf_labeldp.plugins import FeatureRows, PublicRows
 from tf_labeldp.vault import PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")

@@ -178,7 +178,7 @@ def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
         if after == "head":
             monkeypatch.setattr(PrivateLogisticRegression, "predict_proba", killed)
         else:
-            monkeypatch.setattr("tf_labeldp.vault.private_labels.noisy_labels", killed)
+            monkeypatch.setattr(NoisyLabels, "__post_init__", killed)
         with contextlib.suppress(BaseException):
             opened().randomize(randomizer, features=X)
         os.abort()

@@ -11,13 +11,13 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.heads import public_rows
-from tf_labeldp.plugins import FeatureRows
+from tf_labeldp.plugins import FeatureRows, PublicRows
 
 FALSE_ALARM = 1e-6
 
 
 def rows_of(source, max_bytes=8e9):
-    return public_rows.PublicRows(FeatureRows(source), max_bytes)
+    return PublicRows(FeatureRows(source), max_bytes)
 
 
 def designed(source, center=True, intercept=0.2, noise_to_signal=0.01, max_bytes=8e9):
@@ -197,9 +197,9 @@ def test_too_many_features_say_how_many_fit():
     ) as caught:
         rows_of(wide, max_bytes=2e9).survey()
     fit = int(str(caught.value).split("at most ")[1].split()[0])
-    public_rows.check_memory(fit, 2e9)
+    PublicRows.check_memory(fit, 2e9)
     with pytest.raises(ValueError, match="at most"):
-        public_rows.check_memory(fit + 1, 2e9)
+        PublicRows.check_memory(fit + 1, 2e9)
 
 
 def test_a_sample_keeps_within_its_share_of_the_memory():
@@ -230,7 +230,7 @@ def gram_error(rows, single, block=700):
     """The largest error of an entry (i, j), over sqrt(A_ii A_jj)."""
     gram = np.zeros((rows.shape[1], rows.shape[1]), order="F")
     for start in range(0, len(rows), block):
-        gram = public_rows.add_gram(gram, rows[start : start + block], single)
+        gram = PublicRows.add_gram(gram, rows[start : start + block], single)
     expected = rows.T @ rows
     sizes = np.sqrt(np.diag(expected))
     return np.abs(np.triu(gram - expected) / np.outer(sizes, sizes)).max()
@@ -255,7 +255,7 @@ def test_the_release_reads_rows_again_only_where_they_were_not_kept(max_bytes):
     source = FeatureRows(x)
     blocks = source.blocks
     source.blocks = lambda see: readings.append(1) or blocks(see)
-    rows = public_rows.PublicRows(source, max_bytes, sample_rows=100)
+    rows = PublicRows(source, max_bytes, sample_rows=100)
     rows.survey()
     rows.scaling = designed(x)[1]  # with little memory it would be of fewer rows
     next(rows.blocks())  # a release that reads without a scan leaves no matrix behind

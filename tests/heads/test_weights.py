@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -88,9 +89,9 @@ def test_the_sensitivity_is_that_of_the_largest_weight_from_both_sides(labels, n
         both[0][place], both[1][place] = first, last
         one, other = (mechanism.exact_sums(each, rows, 600)[0] for each in both)
         differences.append(grid.unit * np.linalg.norm(one - other))
-    coding = mechanism._coding
-    unit = 4.0 if labels == "numbers" else 1.0  # half of the range
-    assert differences[0] == pytest.approx(coding.l2 * unit * heaviest, rel=1e-3)
+    # Of the codes of two labels: numbers are in half ranges of 4.
+    lengths = {"binary": 1.0, "classes": math.sqrt(2.0), "numbers": 8.0, "rows": math.sqrt(3)}
+    assert differences[0] == pytest.approx(lengths[labels] * heaviest, rel=1e-3)
     assert differences[1] == pytest.approx(differences[0] / 5.0, rel=1e-3)
     # The noise grows with the weight, and the price stays.
     plain, *_ = release_of(clone(head), X, y)

@@ -165,7 +165,7 @@ class PublicRows:
         sample, start = None, 0
         for rows in self._blocks("Reading features", see):
             if sample is None:
-                check_memory(rows.shape[1], self._max_bytes)
+                self.check_memory(rows.shape[1], self._max_bytes)
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS, self._source.held())
             sample.add(rows, self._weights_at(start, len(rows)))
             for (part,) in _in_parts(_CACHED, rows):
@@ -208,10 +208,10 @@ class PublicRows:
             )
         spread = None
         if noise_to_signal is not None:
-            spread, least = spread_map(covariance, noise_to_signal, half)
+            spread, least = self.spread_map(covariance, noise_to_signal, half)
             if single and least < _SINGLE_RANK:
                 covariance, _ = self._covariance(units, False, True)
-                spread, _ = spread_map(covariance, noise_to_signal, half)
+                spread, _ = self.spread_map(covariance, noise_to_signal, half)
         self.scaling = Scaling(mean, spread, float(intercept), size)
 
     def _covariance(self, units: Scaling, single: bool, wanted: bool) -> tuple[np.ndarray, float]:
@@ -228,7 +228,7 @@ class PublicRows:
             if self.sample_weights is not None:
                 rows = _times(rows, self.sample_weights[start : start + len(rows)], 0.5)
             if wanted:
-                covariance = add_gram(covariance, rows, single)
+                covariance = self.add_gram(covariance, rows, single)
             start += len(rows)
         return covariance / len(self.sample), size
 
@@ -246,7 +246,7 @@ class PublicRows:
             weights = self._weights_at(start, len(rows))
             start += len(rows)
             root = _times(rows, weights, 0.5)
-            gram = add_gram(gram, root, single=self.scaling.spread is not None)
+            gram = self.add_gram(gram, root, single=self.scaling.spread is not None)
             sample.add(rows, weights)
             released = _times(rows, weights)
             self._sketch += (signs.normal(size=len(rows)) @ released) @ directions
@@ -295,6 +295,88 @@ class PublicRows:
             return False
         distance = np.linalg.norm(self._sketch - other)
         return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
+
+    @staticmethod
+    def check_memory(width: int, max_bytes: float) -> None:
+        """Raises unless the matrices of a fit of this width fit into memory."""
+        room = max_bytes * (1.0 - 2.0 / _SHARE)
+        needed = 8.0 * _MATRICES * width**2
+        if needed > room:
+            fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
+            raise ValueError(
+                f"expected at most {fit} features for max_bytes={max_bytes / 1e9:.1f} GB (half is "
+                f"for samples), got {width}, which need {needed / 1e9:.1f} GB. Use fewer features "
+                "(for example a random projection), or raise max_bytes."
+            )
+
+    @staticmethod
+    def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.ndarray:
+        """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products.
+
+        In single precision, from 512 columns on, at most 2,048 rows are summed before their sum is
+        added in double precision. Entry (i, j) of A is then off by at most
+        ``1.25e-4 sqrt(A_ii A_jj)`` for any rows, by about 1e-7 of that root for rows that differ,
+        and by 2e-6 for equal rows. In double precision it is off by at most
+        ``1.2e-16 n sqrt(A_ii A_jj)`` for n rows. The matrix is computed without labels, so its
+        error does not change the sensitivity.
+        """
+        from scipy.linalg import blas
+
+        if not single or len(gram) < _SINGLE_WIDTH:
+            return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
+        total = np.zeros(gram.shape, np.float32, order="F")
+        for start in range(0, len(rows), _SINGLE_ROWS):
+            part = rows[start : start + _SINGLE_ROWS].astype(np.float32, copy=False)
+            gram += blas.ssyrk(1.0, part.T, beta=0.0, c=total, overwrite_c=1)
+        return gram
+
+    @staticmethod
+    def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
+        """Returns each direction's share (d,) of the squared length, by water-filling."""
+        strength = eigenvalues / eigenvalues.sum()
+        with np.errstate(divide="ignore", over="ignore"):
+            depth = noise_to_signal / strength
+        # Only differences of depths matter; a huge depth would absorb the unit of water.
+        depth -= depth.min()
+        ordered = np.sort(depth)
+        # With the m shallowest directions under water, the level is (1 + sum of their depths) / m.
+        with np.errstate(over="ignore"):
+            levels = (1.0 + np.cumsum(ordered)) / np.arange(1, depth.size + 1)
+        level = levels[np.flatnonzero(levels > ordered)[-1]]
+        shares = np.maximum(level - depth, 0.0)
+        return shares / shares.sum()
+
+    @staticmethod
+    def half_spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
+        """Returns shares (d,) between those of ``spread_shares`` and those of the features."""
+        own = eigenvalues / eigenvalues.sum()
+        shares = PublicRows.spread_shares(eigenvalues, noise_to_signal)
+        halves = np.where(shares > 0.0, np.minimum(0.5 * (own + shares), _MOST_GAIN * own), 0.0)
+        return halves / halves.sum()
+
+    @staticmethod
+    def spread_map(
+        covariance: np.ndarray, noise_to_signal: float, half: bool = False
+    ) -> tuple[np.ndarray, float]:
+        """Returns the map (d, m), ``float32``, from centred rows to the directions with a share.
+
+        And the least of their eigenvalues, as a fraction of the largest.
+        """
+        from scipy import linalg
+
+        driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
+        values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
+        # With a large budget, directions of rounding error would get a full share.
+        values = np.where(values > _RANK * values[-1], values, 0.0)
+        divided = PublicRows.half_spread_shares if half else PublicRows.spread_shares
+        shares = divided(values, noise_to_signal)
+        kept = shares > 0.0
+        gains = np.sqrt(shares[kept] / values[kept])
+        vectors = vectors[:, kept]
+        # An eigenvector's sign is arbitrary, and a stored release needs the same signs.
+        largest = np.abs(vectors).argmax(axis=0)
+        gains *= np.sign(vectors[largest, np.arange(largest.size)])
+        return (vectors * gains).astype(np.float32), float(values[kept].min() / values[-1])
 
     def _new_sample(self, width: int, max_rows: int, whole: np.ndarray | None = None) -> RowSample:
         num_rows = self._source.num_rows
@@ -365,39 +447,6 @@ class RowSample:
         return weights / (weights.mean() or 1.0)
 
 
-def check_memory(width: int, max_bytes: float) -> None:
-    """Raises unless the matrices of a fit of this width fit into memory."""
-    room = max_bytes * (1.0 - 2.0 / _SHARE)
-    needed = 8.0 * _MATRICES * width**2
-    if needed > room:
-        fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
-        raise ValueError(
-            f"expected at most {fit} features for max_bytes={max_bytes / 1e9:.1f} GB (half is for "
-            f"samples), got {width}, which need {needed / 1e9:.1f} GB. Use fewer features (for "
-            "example a random projection), or raise max_bytes."
-        )
-
-
-def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.ndarray:
-    """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products.
-
-    In single precision, from 512 columns on, at most 2,048 rows are summed before their sum is
-    added in double precision. Entry (i, j) of A is then off by at most ``1.25e-4 sqrt(A_ii A_jj)``
-    for any rows, by about 1e-7 of that root for rows that differ, and by 2e-6 for equal rows. In
-    double precision it is off by at most ``1.2e-16 n sqrt(A_ii A_jj)`` for n rows. The matrix is
-    computed without labels, so its error does not change the sensitivity.
-    """
-    from scipy.linalg import blas
-
-    if not single or len(gram) < _SINGLE_WIDTH:
-        return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
-    total = np.zeros(gram.shape, np.float32, order="F")
-    for start in range(0, len(rows), _SINGLE_ROWS):
-        part = rows[start : start + _SINGLE_ROWS].astype(np.float32, copy=False)
-        gram += blas.ssyrk(1.0, part.T, beta=0.0, c=total, overwrite_c=1)
-    return gram
-
-
 def _times(rows: np.ndarray, weights: np.ndarray | None, power: float = 1.0) -> np.ndarray:
     """Returns rows (m, D) times a power of their weights (m,); unchanged without weights."""
     return rows if weights is None else rows * weights[:, np.newaxis] ** power
@@ -415,50 +464,3 @@ def _in_parts(entries: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, .
 def _norms(rows: np.ndarray) -> np.ndarray:
     wide = rows.astype(np.float64, copy=False)
     return np.sqrt(np.einsum("ij,ij->i", wide, wide))
-
-
-def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
-    """Returns each direction's share (d,) of the squared length, by water-filling."""
-    strength = eigenvalues / eigenvalues.sum()
-    with np.errstate(divide="ignore", over="ignore"):
-        depth = noise_to_signal / strength
-    # Only differences of depths matter; a huge depth would absorb the unit of water.
-    depth -= depth.min()
-    ordered = np.sort(depth)
-    # If the m shallowest directions are under water, the level is (1 + sum of their depths) / m.
-    with np.errstate(over="ignore"):
-        levels = (1.0 + np.cumsum(ordered)) / np.arange(1, depth.size + 1)
-    level = levels[np.flatnonzero(levels > ordered)[-1]]
-    shares = np.maximum(level - depth, 0.0)
-    return shares / shares.sum()
-
-
-def half_spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
-    """Returns shares (d,) between those of ``spread_shares`` and those of the features."""
-    own = eigenvalues / eigenvalues.sum()
-    shares = spread_shares(eigenvalues, noise_to_signal)
-    halves = np.where(shares > 0.0, np.minimum(0.5 * (own + shares), _MOST_GAIN * own), 0.0)
-    return halves / halves.sum()
-
-
-def spread_map(
-    covariance: np.ndarray, noise_to_signal: float, half: bool = False
-) -> tuple[np.ndarray, float]:
-    """Returns the map (d, m), ``float32``, from centred rows to the directions with a share.
-
-    And the least of their eigenvalues, as a fraction of the largest.
-    """
-    from scipy import linalg
-
-    driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
-    values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
-    # With a large budget, directions of rounding error would get a full share.
-    values = np.where(values > _RANK * values[-1], values, 0.0)
-    shares = (half_spread_shares if half else spread_shares)(values, noise_to_signal)
-    kept = shares > 0.0
-    gains = np.sqrt(shares[kept] / values[kept])
-    vectors = vectors[:, kept]
-    # An eigenvector's sign is arbitrary, and a stored release needs the same signs.
-    largest = np.abs(vectors).argmax(axis=0)
-    gains *= np.sign(vectors[largest, np.arange(largest.size)])
-    return (vectors * gains).astype(np.float32), float(values[kept].min() / values[-1])

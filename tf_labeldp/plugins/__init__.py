@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tf_labeldp.gradients.output_losses import OutputLosses
     from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
     from tf_labeldp.heads.one_release_head import Head, OneReleaseHead
+    from tf_labeldp.heads.public_rows import PublicRows
     from tf_labeldp.mechanisms.clusters import PriorResampling
     from tf_labeldp.mechanisms.integer_noise import (
         discrete_gaussian,
@@ -68,6 +69,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "features.estimator": ("FeatureMap",),
     "features.reader": ("FeatureRows",),
     "heads.one_release_head": ("Head", "OneReleaseHead"),
+    "heads.public_rows": ("PublicRows",),
     "gradients.clip": ("Batch", "Clip", "Coordinates", "Speed"),
     "gradients.keras_loss": ("KerasLoss",),
     "gradients.label_distance": ("LabelDistanceClip",),
@@ -105,6 +107,7 @@ __all__ = [
     "PoissonBatches",
     "PoissonSampler",
     "PriorResampling",
+    "PublicRows",
     "Speed",
     "TrainedModel",
     "discrete_gaussian",
