@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
+from seals import sealed
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import main
-from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def reseal_noisy(path, change=lambda fields, arrays: None):
     fields = json.loads((path / "noisy_labels.json").read_text())
     change(fields, arrays)
     np.savez(path / "noisy_labels.npz", **arrays)
-    (path / "noisy_labels.json").write_text(NoisyFiles.sealed(fields, arrays))
+    (path / "noisy_labels.json").write_text(sealed(fields, arrays))
 
 
 def noisy(change):
@@ -193,7 +193,7 @@ def reseal_table(path, change=lambda fields: None):
     if "sha256" in fields:
         fields["sha256"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     arrays = {"values": values, "indices": np.arange(len(values))}
-    statement.write_text(NoisyFiles.sealed(fields, arrays))
+    statement.write_text(sealed(fields, arrays))
 
 
 def rows(path):

@@ -12,6 +12,7 @@ import types
 import keras
 import numpy as np
 import pytest
+from seals import sealed
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, Receipt, receipts
@@ -25,7 +26,6 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.plugins import EventFields, TrainedModel
 from tf_labeldp.vault import Classes, Numbers
 from tf_labeldp.vault.model_history import ModelFacts
-from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
 X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
@@ -320,7 +320,7 @@ def reseal(folder, change, **edited):
     path = folder / "noisy_labels.json"
     fields = json.loads(path.read_text())
     change(fields)
-    path.write_text(NoisyFiles.sealed(fields, arrays))
+    path.write_text(sealed(fields, arrays))
 
 
 class TestModels:

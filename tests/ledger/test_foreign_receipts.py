@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, ReceiptError, Receipts
-from tf_labeldp.accounting.receipts import Composition, Examples
+from tf_labeldp.accounting.receipts import Composition
 from tf_labeldp.plugins import EventFields, TrainedModel
 from tf_labeldp.vault.uses import LabelsTogether
 
@@ -96,7 +96,15 @@ CHARGES = [
     {**free(), "epsilon": 1e-9, "event": EventFields.NOT_PRIVATE},
     {**free(), "epsilon": "inf", "event": EventFields.NOT_PRIVATE},
 ]
-BITS = [None, *(base64.b64encode(Examples.of([row], N).bits).decode() for row in range(3))]
+CHARGE = Charge.of(ldp.RandomizedResponse(1.0, 2))
+
+
+def bits_of(rows, total):
+    """Returns the bytes that name these rows among all examples of a receipt."""
+    return Receipt(LabelSet.new(total), CHARGE, "a use", examples=rows).examples.bits
+
+
+BITS = [None, *(base64.b64encode(bits_of([row], N)).decode() for row in range(3))]
 CLAIM = {"code": "declared", "who": "authors", "text": "Declared by its author, not checked: x"}
 SOMETHING = {
     "id": st.sampled_from([*IDS, *USES, "0" * 32]),
@@ -426,11 +434,11 @@ def test_an_event_with_impossible_numbers_is_refused(event: dict[str, Any]) -> N
 def test_examples_in_a_file_are_among_the_labels() -> None:
     fields = Receipt(LabelSet("a", 5), Charge.of(RR), "a draw", examples=[1, 2]).to_json()
     for bits in (
-        Examples.of([5], N).bits,  # beyond the five
-        Examples.of([1], 100).bits,
-        Examples.of([1], 5).bits + b"more",
-        Examples.of([1], 5).bits[:-1],
-        Examples.of([1], 2**27).bits,  # a few bytes for megabytes
+        bits_of([5], N),  # beyond the five
+        bits_of([1], 100),
+        bits_of([1], 5) + b"more",
+        bits_of([1], 5)[:-1],
+        bits_of([1], 2**27),  # a few bytes for megabytes
     ):
         with pytest.raises(ReceiptError, match="damaged or was edited"):
             Receipt.from_json(sealed({**fields, "examples": base64.b64encode(bits).decode()}))

@@ -18,7 +18,7 @@ from tfx.types import artifact_utils, standard_artifacts
 
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.scale import ReleaseKey, randomize_batch
-from tf_labeldp.scale.tfx import LabelRandomizer, PrivacyStatement, _Executor
+from tf_labeldp.scale.tfx import LabelRandomizer, PrivacyStatement
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "09_tfx_pipeline.py"
 MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
@@ -74,7 +74,7 @@ def randomized(folder, splits, release):
     for name, pairs in splits.items():
         write_split(folder / release / "examples" / f"Split-{name}", pairs)
     examples.split_names = artifact_utils.encode_split_names(list(splits))
-    _Executor().Do(
+    LabelRandomizer.EXECUTOR_SPEC.executor_class().Do(
         {"examples": [examples]},
         {"noisy_examples": [noisy], "statement": [statement]},
         {
