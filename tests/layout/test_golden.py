@@ -177,7 +177,8 @@ def check(found: Any, expected: Any) -> None:
     if isinstance(expected, dict) and "values" in expected:
         assert found["shape"] == expected["shape"]
         numbers = [np.array(each["values"], float) for each in (found, expected)]
-        np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-4 * expected["size"])
+        # An iteration that stops at a tolerance differed by 2e-4 of the size on two processors.
+        np.testing.assert_allclose(*numbers, rtol=1e-3, atol=5e-4 * expected["size"])
     else:
         assert found == expected
 
