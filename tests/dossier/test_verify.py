@@ -25,7 +25,6 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.plugins import EventFields, TrainedModel
 from tf_labeldp.vault import Classes, Numbers
-from tf_labeldp.vault.model_history import ModelFacts
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
 X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
@@ -494,8 +493,7 @@ class TestB8:
         head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(tmp_path / "s"))
         model = head.to_keras()
         for classes in ([0, 1, 2], ["0110", "1011", "0010"]):
-            facts = ModelFacts(columns=None, classes=classes)
-            TrainedModel(model).note_facts(facts)
+            TrainedModel(model).note_facts({"columns": None, "classes": classes})
             model.save(tmp_path / "head.keras")
             found = verify(tmp_path / "head.keras", store=tmp_path / "s")
             assert found.problems == ()

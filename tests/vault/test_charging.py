@@ -11,7 +11,7 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
-from tf_labeldp.plugins import EventFields, gaussian_sigma
+from tf_labeldp.plugins import EventFields, Ledger, gaussian_sigma
 from tf_labeldp.vault import PrivateLabels, Rows
 
 
@@ -146,7 +146,7 @@ def test_a_store_of_an_earlier_version_above_the_filter_has_nothing_left(tmp_pat
 
     vault = opened()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tf_labeldp.vault.ledger.Ledger._filters", lambda *_: [])
+        patch.setattr(Ledger, "_filters", lambda *_: [])
         for number in range(12):
             vault.randomize(response(0.2), key=str(number))
     first = vault.randomize(response(0.2), key="0")

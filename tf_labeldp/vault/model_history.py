@@ -119,9 +119,9 @@ class TrainedModel:
         weights = [np.asarray(Weights.value_of(weight)) for weight in self.model.weights]
         return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config, np.uint8), *weights))
 
-    def note_facts(self, facts: ModelFacts) -> None:
-        """Keeps public facts in the ``.keras`` file of the model."""
-        content = json.dumps(facts).encode()
+    def note_facts(self, facts: Mapping[str, Any]) -> None:
+        """Keeps public facts (``ModelFacts``) in the ``.keras`` file of the model."""
+        content = json.dumps(dict(facts)).encode()
         _keep_in_files(self.model, _FACTS, facts, lambda: content, _FACTS_FILE)
 
 
