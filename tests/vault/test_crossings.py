@@ -189,6 +189,11 @@ def _(folder):
         "different parts of one vault. Give one part",
         lambda: trained({"a": train, "b": held_out}, X[train.indices]),
     )
+    other, _ = vault(Z).split(np.arange(30))
+    with pytest.warns(UserWarning, match="row i of each output must be the same example"):
+        poisson_batches(
+            X[train.indices], {"a": train, "b": other}, sampling_probability=0.2, steps=3
+        )
 
 
 @crosses("parts", "weights")

@@ -245,6 +245,13 @@ class OutputLabels:
                     "expected labels of the same examples for all outputs, got different parts "
                     "of one vault. Give one part."
                 )
+            of_one_size = [each for each in vaults if each.label_set.size == vault.label_set.size]
+            if any(not np.array_equal(other.indices, vault.indices) for other in of_one_size):
+                # The cost is for the labels of one row, and a person in two rows has twice.
+                _validate.warn(
+                    "row i of each output must be the same example, and these vaults of equal size "
+                    "have different rows. Split them by the same held_out=."
+                )
         return parts
 
     @staticmethod

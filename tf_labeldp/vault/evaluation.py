@@ -201,9 +201,8 @@ def evaluate_by_release(
     kind.check_metric(metric)
     public = public_input(predictions)
     MetricMechanism.check_length(size, size if public.value is None else np.shape(public.value)[0])
-    if kind.num_classes is not None:
-        [codes] = predicted_codes([public.value], kind.names)
-        public = public.with_value(codes)
+    [predicted] = kind.codes_of([public.value])
+    public = public.with_value(predicted)
     if metric in _HISTOGRAM_METRICS:
         return _HISTOGRAM_METRICS[metric](labels, public, epsilon, key)
     released_metric = "mean" if metric == "total" else metric
@@ -410,8 +409,7 @@ def release_choice(
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
         MetricMechanism.check_length(len(labels), np.shape(candidate)[0])
-    if labels.kind.num_classes is not None:
-        candidates = predicted_codes(candidates, labels.kind.names)
+    candidates = labels.kind.codes_of(candidates)
     stacked = np.stack([_checked_predictions(candidate, mechanism) for candidate in candidates])
     return labels.release(mechanism, public_input=public.with_value(stacked), key=key)
 

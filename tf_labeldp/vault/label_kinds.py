@@ -126,6 +126,10 @@ class LabelKind(abc.ABC):
         """Returns the labels of these codes."""
         return np.asarray(codes)
 
+    def codes_of(self, predictions: Setting[Sequence[Any]]) -> list[Any]:
+        """Returns the predictions of several models, with codes in place of class values."""
+        return list(predictions)
+
     @abc.abstractmethod
     def describe(self) -> str:
         """Returns the kind in words."""
@@ -352,6 +356,9 @@ class Classes(LabelKind):
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
+
+    def codes_of(self, predictions: Setting[Sequence[Any]]) -> list[Any]:
+        return predicted_codes(predictions, self.names)
 
     def describe(self) -> str:
         return f"{self.num_classes} classes"
