@@ -72,8 +72,8 @@ class LabelRandomizer(Randomizer):
 
     Example:
         >>> from tf_labeldp.accounting import PrivacyBudget
-        >>> from tf_labeldp.vault import PrivateLabels
-        >>> weeks = PrivateLabels([52, 40, 13] * 99, low=0, high=52, budget=PrivacyBudget(2.0))
+        >>> from tf_labeldp.vault import Numbers, PrivateLabels
+        >>> weeks = PrivateLabels([52, 40, 13] * 99, Numbers(0, 52), budget=PrivacyBudget(2.0))
         >>> noisy = weeks.randomize(LabelRandomizer(epsilon=2.0))
         >>> noisy.values.shape, noisy.posterior().shape, noisy.guarantee().epsilon
         ((297,), (297,), 2.0)
@@ -168,8 +168,8 @@ class LabelRandomizer(Randomizer):
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
-            >>> from tf_labeldp.vault import PrivateLabels
-            >>> hours = PrivateLabels([9, 2, 4] * 999, low=0, high=10, budget=PrivacyBudget(1.0))
+            >>> from tf_labeldp.vault import Numbers, PrivateLabels
+            >>> hours = PrivateLabels([9, 2, 4] * 999, Numbers(0, 10), budget=PrivacyBudget(1.0))
             >>> randomizer = LabelRandomizer(epsilon=1.0)
             >>> total, error = randomizer.total(hours.randomize(randomizer))
             >>> abs(total - 14985) < 6 * error
