@@ -234,7 +234,7 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
     if wrong:
         raise ValueError(
             f"{name} must lie in [{low:g}, {high:g}], but {wrong} of {array.size} do not. Widen "
-            "the range, or clip the labels: np.clip, or PrivateLabels(..., clip=True)."
+            "the range, or clip the labels: np.clip, or Numbers(low, high, clip=True)."
         )
     return array
 
@@ -268,8 +268,8 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
             f"{name} must be integers 0..{num_classes - 1}, got {type_in_words(array)}. Cast whole "
-            "numbers with .astype('int64'). For names give PrivateLabels classes=[...] in place of "
-            "num_classes."
+            "numbers with .astype('int64'). For names give PrivateLabels Classes([...]) in place "
+            "of num_classes."
         )
     wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
     if wrong:

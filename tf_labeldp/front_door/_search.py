@@ -80,7 +80,7 @@ class PrivateSearchCV(Head):
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, PrivateRidge
         >>> x = np.random.default_rng(0).normal(size=(3000, 4))
-        >>> y = PrivateLabels(x[:, 0] > 0, classes=[False, True], budget=PrivacyBudget(1.0, 1e-5))
+        >>> y = PrivateLabels(x[:, 0] > 0, 2, budget=PrivacyBudget(1.0, 1e-5))
         >>> search = PrivateSearchCV(PrivateRidge(1.0, 1e-5), {"penalty": [1.0, 10.0]}, 1.0)
         >>> search.fit(x, y).guarantee().epsilon, search.epsilon_of_fit_ > 0.99
         (1.0, True)

@@ -255,9 +255,10 @@ class HeadResidualRandomizer(Randomizer):
     Example:
         >>> import numpy as np
         >>> from tf_labeldp import PrivacyBudget, PrivateBoosting, PrivateLabels
+        >>> from tf_labeldp.vault import Numbers
         >>> x = np.random.default_rng(0).uniform(-1, 1, size=(3000, 2))
         >>> y = np.clip(2 * x[:, 0] + np.abs(x[:, 1]), -2, 3)
-        >>> labels = PrivateLabels(y, low=-2, high=3, budget=PrivacyBudget(4.0, 1e-5))
+        >>> labels = PrivateLabels(y, Numbers(-2, 3), budget=PrivacyBudget(4.0, 1e-5))
         >>> noisy = labels.randomize(HeadResidualRandomizer(4.0, delta=1e-5), features=x)
         >>> bool(np.mean((noisy.posterior() - y) ** 2) < 0.5 * y.var()), noisy.guarantee().epsilon
         (True, 4.0)

@@ -105,7 +105,7 @@ def make_private(
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
         >>> x = np.random.default_rng(0).normal(size=(500, 4)).astype("float32")
         >>> budget = PrivacyBudget(2.0, 1e-4)
-        >>> labels = PrivateLabels(x[:, 0] > 0, classes=[False, True], budget=budget)
+        >>> labels = PrivateLabels(x[:, 0] > 0, 2, budget=budget)
         >>> plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> private, batches, callbacks = make_private(
         ...     plain, epsilon=2.0, x=x, labels=labels, epochs=2, batch_size=100

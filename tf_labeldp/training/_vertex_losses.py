@@ -157,5 +157,5 @@ def _ends(
         return 0.0, 1.0
     raise ValueError(
         f"expected labels in a public range for {loss.name!r} and one output, got none. Give "
-        "PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
+        "PrivateLabels(labels, Numbers(low, high)), or train with denoiser=None."
     )
