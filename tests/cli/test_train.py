@@ -246,7 +246,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         ((*NAMES, "--metric", "auc"), "--metric auc needs --evaluate EPSILON"),
         (
             (*NAMES, "--evaluate", "1", "--metric", "mse"),
-            "--metric mse: must be one of accuracy, log_loss, brier, auc",
+            "--metric must be one of accuracy, log_loss, brier, auc",
         ),
         (
             (*NAMES[:5], "x", "--evaluate", "1", "--metric", "average_precision"),
@@ -444,7 +444,10 @@ def test_errors_name_options_and_no_arguments_of_python(csv, capsys):
     for options, message in (
         ((*NAMES[:2], "--classes", "no", "maybe"), "are none of the 2 --classes; add what is"),
         (days, "lie outside --low 0 to --high 10; widen the range, or give --clip"),
-        ((*NAMES, "--metric", "mae", "--evaluate", "1"), "--metric mae: "),
+        (
+            (*NAMES, "--metric", "mae", "--evaluate", "1"),
+            "confusion_matrix, calibration, got 'mae'.",
+        ),
         ((*NAMES, "--method", "boosting", "--epsilon", "0.01"), "Use --method head"),
     ):
         assert command(csv, *options) == 2
