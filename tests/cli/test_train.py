@@ -252,7 +252,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
             (*NAMES[:5], "x", "--evaluate", "1", "--metric", "average_precision"),
             "is for two classes, these labels have 3. Use 'f1' or 'auc'",
         ),
-        ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be between 0 and 1, got 0"),
+        ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be in (0, 1), got 0"),
     ):
         assert command(csv, *options) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
