@@ -298,8 +298,6 @@ class _FrontDoor(Head):
         else:
             features = self._matrix(features, encoder=self.encoder)
         labels = LabelSource.checked(self, y)
-        has_vault = isinstance(labels, PrivateLabels)
-        kind = labels.kind if has_vault else LabelSource.kind_of(self)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         form = "inputs" if is_several else self._form(features)
         rows = FeatureRows(features)
@@ -323,7 +321,7 @@ class _FrontDoor(Head):
             public.with_value(features),
             form,
             labels,
-            kind,
+            self._kind(labels),
             epsilon,
             self._delta(labels),
             weights,
@@ -332,6 +330,10 @@ class _FrontDoor(Head):
 
     def _form(self, features: Any) -> str:
         return kind_of(features, is_encoded=self._takes_raw and not self._trains_network)
+
+    def _kind(self, labels: Any) -> LabelKind:
+        has_vault = isinstance(labels, PrivateLabels)
+        return labels.kind if has_vault else LabelSource.kind_of(self)
 
     def _delta(self, labels: Any) -> float:
         if self.delta is not None:
