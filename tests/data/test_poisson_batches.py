@@ -286,13 +286,15 @@ FEATURES = {
     "examples": tf.data.Dataset.from_tensor_slices(BY_NAME),
     "one example per batch": tf.data.Dataset.from_tensor_slices(BY_NAME).batch(1),
     "known sizes": tf.data.Dataset.from_tensor_slices(BY_NAME).batch(8, drop_remainder=True),
+    "variables": {"a": tf.Variable(NUMBERS), "b": tf.Variable(ROWS)},
+    "ragged": {"a": tf.RaggedTensor.from_tensor(NUMBERS), "b": ROWS},
     "source of one number": OneExample("my_sources", returns_rows=False),
     "source of one number or rows": OneExample("grain.python", returns_rows=True),
 }
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_data_sets_and_sources_of_examples_are_read_like_arrays(name: str) -> None:
+def test_data_sets_tensors_and_sources_of_examples_are_read_like_arrays(name: str) -> None:
     from_arrays, found = take(make(BY_NAME), 4), take(make(FEATURES[name]), 4)
     for batch, other in zip(from_arrays, found, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, batch, other)

@@ -8,7 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.data.examples import indexed, stored
-from tf_labeldp.features.reader import FeatureRows, all_rows, check_numbers, map_parts, take_rows
+from tf_labeldp.features.reader import (
+    FeatureRows,
+    all_rows,
+    check_lengths,
+    check_numbers,
+    map_parts,
+    take_rows,
+)
 
 
 class RowSource:
@@ -21,10 +28,9 @@ class RowSource:
         rows = FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
-        rows = FeatureRows(rows.network_inputs())
-        parts = rows.parts(indexed)
+        parts = FeatureRows(rows.network_inputs()).parts(indexed)
         self._parts = tf.nest.flatten(parts)
-        self.num_rows = rows.num_inputs
+        self.num_rows = check_lengths(self._parts)
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
         self._first = tf.nest.flatten(self._template)
 
