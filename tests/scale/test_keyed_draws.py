@@ -220,6 +220,7 @@ def test_the_file_is_private_and_pickles_as_its_path(key):
     assert key.secret not in pickle.dumps(key)
     assert key.secret.hex().encode() not in pickle.dumps(key)
     assert pickle.loads(pickle.dumps(key)).secret == key.secret
+    assert b"same_key" in pickle.dumps(key)  # Workers may have version 0.3.
     assert key.secret.hex() not in repr(key)
     with pytest.raises(FileExistsError):
         ReleaseKey.create(key.path)
@@ -616,6 +617,31 @@ def test_the_key_of_a_vault_counts_the_other_stores_of_its_project(tmp_path):
     assert key.guarantee().epsilon == first.guarantee().epsilon == 1.0
     key.register("c", mechanism)
     assert key.guarantee().epsilon == second.guarantee().epsilon == 2.0
+
+
+def test_a_key_that_was_refused_once_knows_its_releases(tmp_path):
+    """The first call of an object may read the records, and be refused after that."""
+    mechanism, project = RandomizedResponse(2.0, 2), tmp_path / "p"
+    first = PrivateLabels(
+        *([0, 1] * 9, 2),
+        budget=PrivacyBudget(4.0),
+        draws="keyed",
+        store=Store(project / "a", project=True),
+    )
+    PrivateLabels([1, 0] * 9, 2, store=project / "b")
+    first.randomize(RandomizedResponse(1.0, 2), key="own")
+    ReleaseKey(project / "a" / "labels.key").register("c", mechanism)
+    key = ReleaseKey(project / "a" / "labels.key")
+    shutil.move(project / "b", tmp_path)
+    for _ in range(2):
+        with pytest.raises(LabelStoreError, match="lacks its store 'b'"):
+            key.guarantee()
+    shutil.move(tmp_path / "b", project)
+    with pytest.raises(ValueError, match="another mechanism"):
+        key.register("c", RandomizedResponse(0.5, 2))
+    with pytest.raises(BudgetExceededError):
+        key.register("d", mechanism)
+    assert key.guarantee().epsilon == first.guarantee().epsilon == 3.0
 
 
 def test_a_release_of_the_key_takes_what_its_vault_reserved(tmp_path):

@@ -113,6 +113,30 @@ def test_a_copy_is_refused_until_it_is_confirmed(copy, store, capsys):
     assert move["actor"] and move["time"]
 
 
+@pytest.mark.parametrize("has_vault", [True, False])
+def test_the_key_of_a_copy_is_refused_until_it_is_confirmed(tmp_path, has_vault):
+    place, path = tmp_path / "s", tmp_path / "s" / "labels.key"
+    place.mkdir()
+    if has_vault:
+        PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(3.0), store=place, draws="keyed")
+    key = ReleaseKey(path) if has_vault else ReleaseKey.create(path)
+    key.register("a", RR)
+    ledger = place if has_vault else place / "labels.key.ledger"
+    if (ledger / "last-record").read_bytes().endswith(b" -\n"):
+        pytest.skip("this file system has no lasting numbers of files")
+    shutil.copytree(place, tmp_path / "copy")
+    shutil.rmtree(place)
+    shutil.move(tmp_path / "copy", place)
+    key = ReleaseKey(path)
+    for _ in range(2):
+        with pytest.raises(LabelStoreError, match="run once: tf-labeldp confirm-move"):
+            key.guarantee()
+    confirm_move(ledger)
+    with pytest.raises(ValueError, match="another mechanism"):
+        key.register("a", ldp.RandomizedResponse(0.5, 2))
+    assert key.guarantee().epsilon == 1.0
+
+
 def test_the_original_goes_on(store):
     copied(store)
     assert PrivateLabels(Y, 2, store=store).randomize(RR, key="b").receipts

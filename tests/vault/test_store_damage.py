@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import Receipt
+from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 
@@ -122,6 +123,19 @@ def test_a_missing_last_charge_is_detected(make, store, filled, lost):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(LabelStoreError, match=r"lacks record .*with it a charge"):
         make(epsilon=2.0, store=store)
+
+
+def test_charges_that_were_read_before_a_missing_one_count(make, store):
+    labels, other = make(epsilon=3.0, store=store), make(epsilon=3.0, store=store)
+    for name in "ab":
+        other.randomize(RandomizedResponse(1.0, 5), key=name)
+    last = store / "records" / "000001"
+    content = last.read_bytes()
+    last.unlink()
+    with pytest.raises(LabelStoreError, match="lacks record 1"):
+        labels.remaining()
+    last.write_bytes(content)
+    assert labels.remaining() == 1.0 and labels.guarantee().epsilon == 2.0
 
 
 def test_a_stored_draw_that_was_not_returned_counts(make, store, filled):

@@ -321,7 +321,8 @@ class ReleaseKey(LedgerOwner):
     @contextlib.contextmanager
     def _turn(self) -> Iterator[Ledger]:
         """Lets one process at a time read the ledger and add to it."""
-        store = self._store
+        # A call that was refused may have read some records, so the next one reads all again.
+        store = self._store if self._ledger is not None else _store_of(self.path)
         if not store.exists():
             raise LabelStoreError(
                 f"the ledger {store.path} of the key {self.path} is missing, so its releases are "
@@ -331,7 +332,9 @@ class ReleaseKey(LedgerOwner):
             with store.locked():
                 store.bind_key(self.secret)
                 has_vault = "budget" in store.header()
-                self._ledger = Ledger.of_opened(store) if has_vault else _LedgerOfKey(store)
+                ledger = Ledger.of_opened(store) if has_vault else _LedgerOfKey(store)
+                with ledger.turn():
+                    self._ledger, self._store = ledger, store
         with self._ledger.turn():
             yield self._ledger
 
@@ -683,5 +686,6 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-same_key = ReleaseKey.at
-"""The name in pickled keys."""
+def same_key(path: str, digest: str) -> ReleaseKey:
+    """Returns the key at a ``place``: the name in pickled keys, also those of other versions."""
+    return ReleaseKey.at(path, digest)

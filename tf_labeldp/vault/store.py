@@ -145,6 +145,7 @@ class LabelStore:
         self._digests: list[str] = []  # the name of the label set, then those of the read records
         self._receipts: list[Receipt | None] = []  # of the read records
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
+        self._unread: list[Record] = []  # that were read, and not returned
         self._label_set: str | None = None
         self._is_alone = False  # whether this process has the lock, in its turn
         self._may_be_moved = False  # whether the owner has confirmed that no other copy is used
@@ -532,7 +533,7 @@ class LabelStore:
         is_first = not self._digests
         content, place = self._read_last(is_first)
         self._digests = self._digests or [header["label_set"]]
-        records = self._read_on(self.is_forgotten)
+        self._read_on(self.is_forgotten)
         line = _LINE.fullmatch(content)
         number = int(line[1]) if line else len(self._receipts)
         is_torn = self._is_torn(content)
@@ -547,7 +548,7 @@ class LabelStore:
         if not is_torn and (line is None or line[2] != self._line(number)[11:]):
             raise damaged(self.path / _LAST)
         if self.read_only:
-            return records
+            return self._taken()
         written = None if is_torn or line is None else line[3]
         if is_first and written is not None:
             self._check_place(written.decode(), place)
@@ -557,7 +558,7 @@ class LabelStore:
                 if header["format"] != FORMAT:
                     self._replace_header(format=FORMAT)
                 self._write_last()
-        return records
+        return self._taken()
 
     def _is_torn(self, content: bytes) -> bool:
         """Returns whether the last write of ``last-record`` was cut.
@@ -605,13 +606,16 @@ class LabelStore:
         self._replace_header(format=FORMAT, moved=[*moves, {"time": time, "actor": actor}])
         self._write_last()
 
-    def _read_on(self, forgotten: bool) -> list[Record]:
-        records = []
+    def _read_on(self, forgotten: bool) -> None:
         while (record := self._read_record(len(self._receipts), forgotten)) is not None:
             self._receipts.append(record.receipt)
             if record.receipt is not None:
                 self._numbers.setdefault(record.receipt.id, record.number)
-            records.append(record)
+            self._unread.append(record)
+
+    def _taken(self) -> list[Record]:
+        """Returns the records that were read, also before a check that failed, and not returned."""
+        records, self._unread = self._unread, []
         return records
 
     def append(self, record: Record) -> list[Record]:
@@ -651,11 +655,11 @@ class LabelStore:
                 f"Another process has written record {number} to the store {self.path} since this "
                 "process read it. Nothing was returned here. Open the store again."
             ) from None
-        records = self._read_on(False)
+        self._read_on(False)
         # Without this file the records are whole, so a full disk keeps no draw back.
         with contextlib.suppress(LabelStoreError):
             self._write_last()
-        return records
+        return self._taken()
 
     def _read_record(self, number: int, forgotten: bool) -> Record | None:
         """Returns a record, whose arrays are read at their first use; None if there is none."""
