@@ -395,6 +395,16 @@ class Labelled(StandardScaler):
     """A step of a user, which may do anything with labels."""
 
 
+class Forwarding:
+    """A step of a user, whose class has no methods."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+
 def test_a_pipeline_with_a_step_that_may_know_labels_promises_nothing() -> None:
     def pipeline(*steps: Any) -> Any:
         return make_pipeline(*steps, head()).fit(X, labels_of())
@@ -406,12 +416,14 @@ def test_a_pipeline_with_a_step_that_may_know_labels_promises_nothing() -> None:
     of_scaler = pipeline(FrozenEstimator(StandardScaler().fit(X)))
     nested = pipeline(FeatureUnion([("a", StandardScaler())]))
     nested.steps[0][1].transformer_list[0] = ("a", selected)
+    forwarded = pipeline(FeatureUnion([("a", StandardScaler())]))
+    forwarded.steps[0][1].transformer_list[0] = ("a", Forwarding(selected))
     of_user = pipeline(Labelled())
     model = pipeline(StandardScaler())
     model.steps[0] = ("model", SelectFromModel(LogisticRegression()).fit(X, Y))
     last = pipeline(StandardScaler())
     last.steps[-1] = ("knn", KNeighborsClassifier(1).fit(X, Y))
-    for value in (replaced, came_fitted, of_scaler, nested, of_user, model):
+    for value in (replaced, came_fitted, of_scaler, nested, forwarded, of_user, model):
         stated = ldp.guarantee(value)
         assert stated.epsilon == math.inf and "reads no labels" not in stated.assumptions[0]
         assert "(0.5, 0" in stated.assumptions[0]

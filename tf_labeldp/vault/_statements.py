@@ -53,8 +53,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def has_method(value: Any, name: str) -> bool:
-    """Returns whether the class of an object, which is of any library, has a method."""
-    return callable(getattr(type(value), name, None))
+    """Returns whether an object, which is of any library, has a method, or forwards it."""
+    return callable(getattr(value, name, None))
 
 
 def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
