@@ -75,12 +75,12 @@ def spied(monkeypatch, tmp_path):
     class Spy(KeyedRows):
         def __init__(self, ids, *rest):
             super().__init__(ids, *rest)
-            self._names = ids.tolist()
+            self._spied = ids.array.tolist()
 
         def randomize(self):
             noisy = super().randomize()
             with log.open("a") as file:
-                file.writelines(f"{i} {v}\n" for i, v in zip(self._names, noisy, strict=True))
+                file.writelines(f"{i} {v}\n" for i, v in zip(self._spied, noisy, strict=True))
             for lose in tmp_path.glob("lose-*"):
                 lose.unlink()
                 raise OSError("this worker is lost")
@@ -429,6 +429,17 @@ def test_a_statistic_that_is_refused_later_leaves_no_exact_sums(tmp_path, elsewh
     assert sums_in(tmp_path) == [] and vault.guarantee().epsilon == 1.0
     with pytest.raises(BudgetExceededError):  # The next pipeline is refused before it runs.
         _ = late | beam.Create([0, 1, 2] * 50) | counts
+
+
+def test_a_statistic_whose_name_is_reserved_for_another_leaves_no_exact_sums(tmp_path):
+    vault, key = vault_key(tmp_path, 2.0)
+    counts = PrivateHistogram(HistogramMechanism(1.0, num_classes=3), key, "counts")
+    summed([0, 1, 2] * 50, counts)
+    assert len(sums_in(tmp_path)) == 1
+    with vault.reserve({"counts": HistogramMechanism(0.5, num_classes=3)}):
+        with pytest.raises(LabelStoreError, match="as it was reserved"):
+            counts.result()
+    assert sums_in(tmp_path) == [] and vault.receipts == ()
 
 
 @pytest.mark.parametrize("name", ["..", "q\n", "x\0y"])

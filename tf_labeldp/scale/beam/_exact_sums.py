@@ -28,7 +28,7 @@ from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelM
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault.keyed_draws import ReleaseKey
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
-from tf_labeldp.vault.records import Arrays
+from tf_labeldp.vault.records import Arrays, DrawSettingsError
 
 Sums = dict[str, Any]
 """Exact sums by name, one of which is the number of rows, ``rows``."""
@@ -111,7 +111,7 @@ class ExactSums(beam.PTransform, abc.ABC):
 
         try:
             kept = self._key.draw_once(self._release, self._made_by, draw)
-        except (BudgetExceededError, ValueError):
+        except (BudgetExceededError, DrawSettingsError, ValueError):
             # What is refused now needs a pipeline of its own later: exact sums don't wait for it.
             lock = _RUNNING.pop(self._sums, None) or self._key.lock_of(self._release)
             # Another process may be running a pipeline of this release.
