@@ -116,3 +116,9 @@ def test_half_of_an_old_pair_is_refused():
 def test_kinds_by_their_arguments():
     assert LabelKind.of(3) == Classes(3) and LabelKind.of(low=0, high=2) == Numbers(0, 2)
     assert LabelKind.of(num_labels=4) == Rows(4)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_too_few_classes_are_named(number):
+    with pytest.raises(ValueError, match=f"num_classes must be at least 2, got {number}"):
+        PrivateLabels(Y, number, budget=BUDGET)

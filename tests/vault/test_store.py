@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import Classes, LabelStoreError, PrivateLabels, Store
 
@@ -296,6 +296,15 @@ def test_every_argument_of_a_stored_mechanism_is_compared(make, store):
     assert again.guarantee().assumptions[0].startswith("BiasedResponse has the epsilon of 0.5")
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
+
+
+def test_noisy_labels_as_public_input_are_their_values(make, response, store):
+    """A store of 0.3 has the digest of the array."""
+    vault, histogram = make(epsilon=3.0, store=store), HistogramMechanism(0.5, num_classes=5)
+    noisy = vault.randomize(response(1.0), key="groups")
+    first = vault.release(histogram, public_input=noisy.values, key="counts")
+    again = make(epsilon=3.0, store=store).release(histogram, public_input=noisy, key="counts")
+    assert np.array_equal(first.values, again.values) and vault.guarantee().epsilon == 1.5
 
 
 def test_arguments_that_a_stored_draw_lacks_have_their_defaults(make, store, monkeypatch):

@@ -99,7 +99,7 @@ def _check_folder(files: NoisyFiles, stores: Stores, found: Findings) -> None:
     of_draws = Findings()
     _check_draws(noisy, stores, of_draws)
     found.problems += of_draws.problems
-    if stores.has_seal(noisy.digest()):
+    if stores.has_seal(noisy.seal()):
         is_recorded = is_recorded or not files.is_table
     else:
         found.not_checked += of_draws.not_checked
@@ -167,7 +167,7 @@ def _check_draws(noisy: NoisyLabels, stores: Stores, found: Findings) -> None:
     """
     draws = _draws(noisy)
     is_free = getattr(noisy.mechanism, "resampling_probability", None) == 1.0
-    if not draws and is_free and (not stores or stores.has_seal(noisy.digest())):
+    if not draws and is_free and (not stores or stores.has_seal(noisy.seal())):
         found.not_checked.append("its noisy labels, drawn from its priors without a true label")
         return
     if not draws:

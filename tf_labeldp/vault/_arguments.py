@@ -109,7 +109,9 @@ def kind_of_vault(kind: LabelKind | int | None, num_classes: int | None) -> Labe
             "num_classes=K, Classes([...]), Numbers(low, high) or Rows(num_labels): it is public, "
             "and inferring it from the labels would reveal whether a rare class occurs."
         )
-    return kind if isinstance(kind, LabelKind) else LabelKind.of(num_classes=kind or num_classes)
+    if isinstance(kind, LabelKind):
+        return kind
+    return LabelKind.of(num_classes=num_classes if kind is None else kind)
 
 
 def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:

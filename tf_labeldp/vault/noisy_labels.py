@@ -495,7 +495,7 @@ class NoisyLabels:
             "of these labels, in their order."
         )
 
-    def digest(self) -> str:
+    def seal(self) -> str:
         """Returns a digest of all attributes except the receipts."""
         fields = {
             "mechanism": self.mechanism.to_json(with_receipts=False),
@@ -517,7 +517,7 @@ class NoisyLabels:
         The draw alone does not know the indices within a part, the bias correction, or what a
         randomizer made of a draw: files with these are compared with the digest.
         """
-        Ledger.record_digests([bytes.fromhex(self.digest())], self.receipts)
+        Ledger.record_digests([bytes.fromhex(self.seal())], self.receipts)
         return self
 
     def _check_not_of_a_part(self, number: int) -> None:
