@@ -232,6 +232,7 @@ def test_bad_tables_for_a_model():
             "input of int32 has no",
         ),
         (good, keras.Model(), TypeError, "with known inputs, got Model"),
+        (good, keras.Sequential(), TypeError, "with known inputs, got Sequential"),
         ([{"age": 1.0}, [2.0]], None, TypeError, "a row of type list. Give one dict per"),
     ]:
         with pytest.raises(error, match=message):

@@ -105,13 +105,6 @@ class KerasModel(Protocol):
 
 
 @runtime_checkable
-class InputModel(Protocol):
-    """A Keras model with known inputs."""
-
-    inputs: Any
-
-
-@runtime_checkable
 class KerasExport(Protocol):
     """A fitted object that gives a Keras model."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public, PublicInput
-from tf_labeldp.features._containers import ArrowTable, Frame, InputModel, LazyFrame, Typed
+from tf_labeldp.features._containers import ArrowTable, Frame, LazyFrame, Typed
 
 MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 """Texts that count as missing: the empty text, and missing values that were turned into text."""
@@ -172,8 +172,8 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
             }
         )
     expected = inputs_of(model)
-    if expected is None and isinstance(model, InputModel):  # a Sequential
-        expected = model.inputs
+    if expected is None:  # a Sequential
+        expected = getattr(model, "inputs", None)
     if expected is None:
         raise TypeError(
             f"expected a model with known inputs, got {type(model).__name__}. Build it on "

@@ -301,10 +301,10 @@ class _FrontDoor(Head):
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         form = "inputs" if is_several else self._form(features)
         rows = FeatureRows(features)
-        if form == "table" and rows.columns is not None:
-            features = rows.table()  # texts are read once
-        number = num_rows(rows.table() if form == "table" else features)
-        _validate.one_label_per_row(number, len(labels))
+        table = rows.table() if form == "table" else None
+        _validate.one_label_per_row(num_rows(features if table is None else table), len(labels))
+        if table is not None and rows.columns is not None:
+            features = table  # texts are read once
         if not len(labels):
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         weights = Column.relative_weights(weights, len(labels))
