@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers
+from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import make_pipeline
@@ -123,6 +124,14 @@ def test_an_interrupted_run_continues_from_its_folder(inputs, tmp_path, monkeypa
     assert PublicEncoder(Counted(), cache_dir=tmp_path).fit(inputs).n_features_out_ == 6 - 3 * (
         inputs is TEXTS
     )
+
+
+def test_a_clone_has_the_arguments_and_nothing_of_a_fit():
+    encoder = PublicEncoder(network(), pixel_range=(0, 255)).fit(IMAGES)
+    names = {"model", "size", "pixel_range", "weights", "cache_dir"}
+    assert set(encoder.get_params(deep=False)) == names
+    copy = clone(PublicEncoder(Counted(), size=8).fit(IMAGES))
+    assert copy.get_params(deep=False).keys() == names and not hasattr(copy, "n_features_out_")
 
 
 def test_arguments_that_were_set_count_in_the_next_fit():

@@ -14,7 +14,7 @@ from typing import Any
 import tf_labeldp
 
 PACKAGE = Path(tf_labeldp.__file__).parent
-ENGINES = ("scale/beam/__init__.py", "scale/spark.py", "scale/tfx.py")
+ENGINES = ("scale/beam/__init__.py", "scale/spark/__init__.py", "scale/tfx/__init__.py")
 """Extras, whose source is parsed and not imported: each needs a separate environment."""
 VERBS = ("fit", "evaluate", "predict", "transform", "fit_transform", "score")
 """Methods of Keras and scikit-learn that users call. The frameworks call all others."""

@@ -120,8 +120,8 @@ class PublicEncoder(FeatureMap):
     cache_dir: str | os.PathLike[str] | None = None
 
     _reads_columns = False
-    _built: tuple[Any, Any] = (None, None)
-    _fitted_with: tuple[Any, ...] = ()
+    _built: tuple[Any, Any] = dataclasses.field(default=(None, None), init=False)
+    _fitted_with: tuple[Any, ...] = dataclasses.field(default=(), init=False)
 
     def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Computes the features of all rows that are not kept yet, and keeps them.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Argument, Message, for_terminal
+from tf_labeldp.accounting import Setting
 from tf_labeldp.boosting import PrivateBoosting
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
@@ -152,7 +153,7 @@ class Choice:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, shown: Callable[[str], str] = str) -> str:
+    def text(self, shown: Setting[Callable[[str], str]] = str) -> str:
         """Returns what ``print`` shows; ``shown`` writes the arguments in it for a program."""
         lines = [shown(self.reason), f"Measured at epsilon {self.measured_at:g}, {self.score}:"]
         lines += _columns(self.rows)

@@ -507,7 +507,7 @@ class NoisyLabels:
         }
         return content_digest(fields, NoisyFiles.arrays_of(self))
 
-    def output_digest(self, places: np.ndarray | slice = slice(None)) -> str:
+    def output_digest(self, places: Setting[np.ndarray | slice] = slice(None)) -> str:
         """Returns the digest of the values at these places, as ``Receipt.output_digest`` is."""
         return PublicInput.digest_of(compact(self.values[places]))
 
