@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from concurrent import futures
+from os import _exit
 from typing import NamedTuple
 
 import coverage
@@ -302,7 +303,7 @@ def run(tests: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
+    _exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
 
 
 def report(results: list[dict]) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, Receipts
-from tf_labeldp.accounting.receipts import Composition
-from tf_labeldp.plugins import EventFields
+from tf_labeldp.plugins import Composition, EventFields
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SIZE = 6

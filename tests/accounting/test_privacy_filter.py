@@ -12,8 +12,7 @@ from scipy import special, stats
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, calibrate_noise_multiplier, dp_sgd_charge
 from tf_labeldp.accounting._moments import log_moments
-from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.plugins import EventFields, gaussian_sigma
+from tf_labeldp.plugins import EventFields, PrivacyFilter, gaussian_sigma
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget of")
 BINS = 40

@@ -13,7 +13,12 @@ from typing import Any
 
 import tf_labeldp
 
-PACKAGE = Path(tf_labeldp.__file__).parent
+PACKAGE = Path(inspect.getfile(tf_labeldp)).parent
+TABLE: dict[str, dict[str, list[str]]] = {}
+exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
+OTHERS = ("_columns", "_progress", "_validate", "cli", "plugins")
+"""Parts that no user imports, the command, and names that other parts define."""
+PARTS = [part for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"]) if part not in OTHERS]
 ENGINES = ("scale/beam/__init__.py", "scale/spark/__init__.py", "scale/tfx/__init__.py")
 """Extras, whose source is parsed and not imported: each needs a separate environment."""
 VERBS = ("fit", "evaluate", "predict", "transform", "fit_transform", "score")
@@ -108,7 +113,7 @@ def arguments() -> list[Argument]:
 
 
 def _listed() -> Iterator[tuple[str, Any, bool]]:
-    for part in (*tf_labeldp._PARTS, "cli"):
+    for part in (*PARTS, "cli"):
         module = importlib.import_module(f"tf_labeldp.{part}")
         for name in module.__all__:
             value = getattr(module, name)

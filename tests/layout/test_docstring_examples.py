@@ -11,6 +11,7 @@ import pkgutil
 import typing
 
 import pytest
+from _entry_points import PARTS
 
 import tf_labeldp
 import tf_labeldp.keras_layers
@@ -26,8 +27,7 @@ MODULES = sorted(
 )
 PUBLIC = [
     f"{part}.{name}"
-    for part in tf_labeldp.__all__
-    if inspect.ismodule(getattr(tf_labeldp, part)) and part != "cli"
+    for part in PARTS
     for name in importlib.import_module(f"tf_labeldp.{part}").__all__
 ]
 

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from _builders import BUDGET, BUILDERS, RR, Put, X, Y, dense, labels_of, private_model
+from _entry_points import PARTS as OF_USERS
 from _entry_points import is_ours
 from sklearn.base import BaseEstimator
 from sklearn.calibration import CalibratedClassifierCV
@@ -155,7 +156,7 @@ def namespace(module: str) -> list[Any]:
 
 
 PARTS = [
-    part for part in ldp._PARTS if part not in ("audit", "dossier", "self_supervised", "tf_privacy")
+    part for part in OF_USERS if part not in ("audit", "dossier", "self_supervised", "tf_privacy")
 ]
 """The parts whose results carry receipts."""
 
@@ -258,7 +259,7 @@ def test_a_keras_model_without_receipts_has_no_record(tmp_path: Any) -> None:
     # A public encoder's receipt is free, and is no record of the layers above.
     encoder = features.PublicEncoder(dense(3)).fit(X)
     above = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
-    ldp.vault.model_history.TrainedModel(above).attach(encoder.receipts_)
+    ldp.plugins.TrainedModel(above).attach(encoder.receipts_)
     assert ldp.guarantee(above).headline == "no record of any label"
 
 

@@ -15,8 +15,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.plugins import EventFields, gaussian_sigma
+from tf_labeldp.plugins import EventFields, PrivacyFilter, gaussian_sigma
 
 N, DELTA = 12, 1e-5
 PARTS = [np.arange(N), np.arange(6), np.arange(4, 9), np.arange(10, N)]

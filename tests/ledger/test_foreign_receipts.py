@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, ReceiptError, Receipts
-from tf_labeldp.accounting.receipts import Composition
-from tf_labeldp.plugins import EventFields, TrainedModel
+from tf_labeldp.plugins import Composition, EventFields, TrainedModel
 from tf_labeldp.vault.uses import LabelsTogether
 
 BOUNDED = settings(
