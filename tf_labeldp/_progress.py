@@ -43,7 +43,7 @@ class Argument:
     value: Any = None
     python: str | None = None
 
-    def __str__(self) -> str:
+    def in_python(self) -> str:
         if self.python is not None:
             return self.python
         if self.value is None:
@@ -54,7 +54,7 @@ class Argument:
     def as_option(self, options: Mapping[str, str]) -> str:
         """Returns the program's option with the value; Python's text if it has no such option."""
         if self.name not in options:
-            return str(self)
+            return self.in_python()
         if self.value is None:
             return options[self.name]
         shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
@@ -69,7 +69,9 @@ class Message(str):
     @classmethod
     def of(cls, *parts: str | Argument) -> Message:
         """Returns the message of these parts."""
-        message = cls("".join(map(str, parts)))
+        message = cls(
+            "".join(part.in_python() if isinstance(part, Argument) else part for part in parts)
+        )
         message.parts = parts
         return message
 

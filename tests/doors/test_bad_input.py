@@ -37,9 +37,17 @@ class Vaults:
     def __init__(self) -> None:
         self._all: list[ldp.PrivateLabels] = []
 
-    def __call__(self, labels: Any = Y, epsilon: float = 9.0, delta: float = 1e-4, **kind: Any):
+    def __call__(
+        self,
+        labels: Any = Y,
+        epsilon: float = 9.0,
+        delta: float = 1e-4,
+        unlabelled: Any = None,
+        **kind: Any,
+    ):
         of_kind = LabelKind.of(**(kind or {"num_classes": 3}))
-        vault = ldp.PrivateLabels(labels, of_kind, budget=ldp.PrivacyBudget(epsilon, delta))
+        budget = ldp.PrivacyBudget(epsilon, delta)
+        vault = ldp.PrivateLabels(labels, of_kind, budget=budget, unlabelled=unlabelled)
         self._all.append(vault)
         return vault
 

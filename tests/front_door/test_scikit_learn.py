@@ -71,11 +71,11 @@ class Search(ldp.PrivateSearchCV):
 
     def fit(self, X, y, sample_weight=None):
         if y is not None:
-            kinds = dict(NUMBERS) if self._is_regressor() else {"classes": classes_of(y)}
-            kinds["insecure_seed"] = 0
+            kinds = RANGE if self._is_regressor() else {"classes": classes_of(y)}
             y = column_or_1d(y, warn=True)
             kind = LabelKind.of(**kinds)
-            y = ldp.PrivateLabels(y, kind, budget=ldp.PrivacyBudget(EPSILON, DELTA))
+            budget = ldp.PrivacyBudget(EPSILON, DELTA)
+            y = ldp.PrivateLabels(y, kind, budget=budget, insecure_seed=0)
         return super().fit(X, y, sample_weight)
 
 

@@ -41,7 +41,7 @@ BAD_CLASSES = {
     "negative": (np.array([-1, -2, 0]), ValueError, r"must lie in 0..3, but 2 of 3 do not"),
     "float": (np.array([0.0, 1.0]), TypeError, "must be integers 0..3, got dtype float64"),
     "bool": (np.array([True]), TypeError, "must be integers 0..3, got dtype bool"),
-    "text": (["987654"], TypeError, "must be integers 0..3, got texts.*classes="),
+    "text": (["987654"], TypeError, "must be integers 0..3, got texts.*Classes"),
     "one-hot": (np.eye(4, dtype=int), ValueError, r"shape \(n,\), got shape \(4, 4\).*argmax"),
 }
 
