@@ -50,7 +50,7 @@ class Coordinates:
     right: tf.Tensor | None = None
 
     def forward(self, gradients: tf.Tensor) -> tf.Tensor:
-        """Returns ``A M B`` for each of the gradients (N, *weight shape)."""
+        """Returns ``A M B`` for gradients of shape ``(N, *weight shape)``."""
         return _mapped(gradients, self.left, self.right)
 
     def back(self, gradient: tf.Tensor) -> tf.Tensor:

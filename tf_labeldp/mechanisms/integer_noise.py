@@ -88,7 +88,7 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
     """Returns the sigma of discrete Gaussian noise for (epsilon, delta), in grid steps.
 
     The analytic calibration is for continuous noise Z; integers plus round(Z) are as private, by
-    post-processing. The discrete Gaussian has nearly the law of round(Z): for |x| <= 40 sigma,
+    post-processing. The discrete Gaussian has nearly the law of round(Z): for x within 40 sigma,
 
     ``P[round(Z) = x] = phi(x) (1 + (x^2 / sigma^2 - 1) / (24 sigma^2) + O(sigma^-4))``,
 
