@@ -104,7 +104,7 @@ BAD_LABELS = {
     "out of range": ([0, 1, SECRET], {}, ValueError, "must lie in 0..4, but 1 of 3 do not"),
     "negative": ([-SECRET], {}, ValueError, "must lie in 0..4, but 1 of 1 do not"),
     "float": ([SECRET + 0.5], {}, TypeError, r"got dtype float64.*astype\('int64'\)"),
-    "text": ([f"s{SECRET}"], {}, TypeError, "got texts.*classes="),
+    "text": ([f"s{SECRET}"], {}, TypeError, "got texts.*Classes"),
     "one-hot": (np.full((3, 5), SECRET), {}, ValueError, r"got shape \(3, 5\).*argmax"),
     "column": (np.full((3, 1), SECRET), {}, ValueError, r"got shape \(3, 1\).*ravel"),
     "unknown class": (["a", f"s{SECRET}"], {"classes": [*"abcde"]}, ValueError, "1 of 2 labels"),

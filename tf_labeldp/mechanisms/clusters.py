@@ -124,6 +124,7 @@ class PriorResampling(FrozenClassification):
         return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
 
     @staticmethod
+    @_validate.clears_frames
     def resample(
         labels: Private[np.ndarray],
         kept: Public[np.ndarray],
