@@ -15,11 +15,10 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+from _entry_points import TABLE
 
 ROOT = Path(__file__).parents[2]
 
-TABLE: dict[str, dict[str, list[str]]] = {}
-exec((ROOT / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
 PARTS = TABLE["PARTS"]
 ORDER = list(PARTS)
 # The lazy front and the building blocks, which know Keras alone, are outside the order.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from _entry_points import TABLE
 
 import tf_labeldp
 from tf_labeldp import plugins
 
-TABLE: dict[str, dict[str, list[str]]] = {}
-exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
 PARTS = {part for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"]) if not part.startswith("_")}
 
 
