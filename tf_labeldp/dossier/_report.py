@@ -125,7 +125,7 @@ def report(
     ledgers = Ledger.all_in(path)
     receipts = Receipts.merged(*(ledger.receipts() for ledger in ledgers.values()))
     budgets = [ledger.budget for ledger in ledgers.values()]
-    stated = Receipts(receipts).guarantee(max(budget.delta for budget in budgets))
+    stated = receipts.guarantee(max(budget.delta for budget in budgets))
     files = [verify_against(file, list(ledgers.values())) for file in published]
     results = dict(audits or {})
     skipped: dict[str, str] = {}

@@ -52,6 +52,7 @@ from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
 from tf_labeldp.vault import Evaluation, LabelKind, LabelRandomizer, PrivateLabels
+from tf_labeldp.vault.private_labels import vault_of_array
 from tf_labeldp.vault.uses import LabelsTogether
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -372,7 +373,7 @@ class _FrontDoor(Head):
         cost_of_inputs = Receipts(inputs.public.receipts).guarantee(inputs.delta).epsilon
         spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
         budget = PrivacyBudget(max(inputs.epsilon, price or 0.0) + spent, inputs.delta)
-        vault = LabelSource.vault_of(self, inputs.labels, budget, inputs.seed)
+        vault = vault_of_array(inputs.labels, inputs.kind, budget, inputs.seed)
         return dataclasses.replace(inputs, labels=vault, seed=None)
 
     def _plan(self, inputs: _Inputs, choice: Choice, encoder: Any, price: float | None) -> _Plan:

@@ -65,7 +65,7 @@ class LabelSource:
             inherited = Receipts(made_of).guarantee(delta).epsilon if made_of else 0.0
             spent = inherited if math.isfinite(inherited) else 0.0
             budget = PrivacyBudget(head.epsilon + spent, delta)
-            self.vault = self.vault_of(head, labels, budget, head.insecure_seed)
+            self.vault = vault_of_array(labels, self.kind, budget, head.insecure_seed)
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
         LabelsTogether.check_uses([(self.vault, self._key, self.mechanism)])
 
@@ -102,12 +102,6 @@ class LabelSource:
         if array.ndim == 2 and array.shape[1] == 1:
             return column_or_1d(array, warn=True)
         return array
-
-    @staticmethod
-    def vault_of(head: Any, labels: Any, budget: PrivacyBudget, seed: Any) -> PrivateLabels:
-        """Returns a vault of an array of labels that the arguments of a head describe."""
-        kind = LabelSource.kind_of(head)
-        return vault_of_array(labels, kind, budget=budget, insecure_seed=seed)
 
     @staticmethod
     def refuse_worker_processes() -> None:
@@ -242,7 +236,7 @@ class _Fits:
             self._known.append((receipts, rows, family))
         together = Receipts.merged(*others, receipts)
         if others:
-            total = Receipts(together).guarantee()
+            total = together.guarantee()
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
                 f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "
