@@ -149,7 +149,7 @@ def _of_classes(
     if not isinstance(mechanism, SetResponse):
         name = type(mechanism).__name__
         raise ValueError(f"the channel of {name} by prior is unknown. Use the posterior.")
-    found = empty_targets(noisy.size, mechanism.num_classes)
+    found = empty_targets(mechanism, noisy.size)
     impossible = 0
     # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
     # with e^-eps so that no epsilon loses digits.
@@ -172,7 +172,7 @@ def _of_classes(
 
 
 def _set_weights(mechanism: ProjectiveGeometryResponse, noisy: np.ndarray) -> np.ndarray:
-    found = empty_targets(noisy.size, mechanism.num_classes)
+    found = empty_targets(mechanism, noisy.size)
     own, other = mechanism.inclusion_probabilities
     for some in row_chunks(found.shape):
         weights = (mechanism.members(noisy[some]) - other) / (own - other)
@@ -196,7 +196,7 @@ def _resampling_weights(
                 "unbiased. Pass a bias_correction below 1; 0 keeps the noisy labels."
             )
         betas = prior.by_label(of_rows)
-    found = empty_targets(noisy.size, mechanism.num_classes)
+    found = empty_targets(mechanism, noisy.size)
     for some in row_chunks(found.shape):
         rows = prior.of_labels(some)
         weights = np.broadcast_to(rows, found[some].shape) * -betas[some, np.newaxis]

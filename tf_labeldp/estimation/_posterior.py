@@ -111,7 +111,7 @@ def likelihoods(
         )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
     rows = rows_of_the_draw(mechanism, priors, noisy.size)
-    found = empty_targets(noisy.size, mechanism.num_classes)
+    found = empty_targets(mechanism, noisy.size)
     for chunk in row_chunks(found.shape):
         prior = rows.of_labels(chunk) if mechanism.uses_priors else None
         found[chunk] = mechanism.likelihood(noisy[chunk], prior)
@@ -129,19 +129,19 @@ def rows_of_the_draw(
         )
     if priors is None:
         priors = np.full(mechanism.num_classes, 1.0 / mechanism.num_classes)
-    return PriorRows.of(priors, size, mechanism.num_classes)
+    return PriorRows.of(priors, size, mechanism)
 
 
-def empty_targets(size: int, num_classes: int) -> np.ndarray:
+def empty_targets(mechanism: ClassificationMechanism | ALIBI, size: int) -> np.ndarray:
     instead = "Call tf_labeldp.estimation with some noisy labels at a time, or merge rare classes."
-    _validate.check_size("targets", (size, num_classes), instead)
-    return np.empty((size, num_classes))
+    _validate.check_size("targets", (size, mechanism.num_classes), instead)
+    return np.empty((size, mechanism.num_classes))
 
 
 def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
     rows = rows_of_the_draw(mechanism, priors, noisy.size)
-    found = empty_targets(noisy.size, mechanism.num_classes)
+    found = empty_targets(mechanism, noisy.size)
     for chunk in row_chunks(found.shape):
         prior = rows.of_labels(chunk)
         weights = prior * mechanism.likelihood(
@@ -200,7 +200,7 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
             f"noisy_labels must be finite, but {wrong} of {rows.size} entries are not."
         )
     checked = rows_of_the_draw(mechanism, priors, len(rows))
-    found = empty_targets(*rows.shape)
+    found = empty_targets(mechanism, len(rows))
     for chunk in row_chunks(rows.shape):
         noisy, prior = rows[chunk].astype(np.float64), checked.of_labels(chunk)
         found[chunk] = _softmax(_log_likelihood(mechanism, noisy, prior), prior)

@@ -142,7 +142,7 @@ def shift_of_clusters(mechanism: PriorResampling, noisy_labels: Any, priors: Any
     The least entry of such priors is tau, which may be far above the share of a rare class.
     """
     noisy = np.asarray(noisy_labels)
-    rows = PriorRows.of(priors, noisy.size, mechanism.num_classes)
+    rows = PriorRows.of(priors, noisy.size, mechanism)
     kept = 1.0 - mechanism.resampling_probabilities(rows.rows)
     if not noisy.size or kept.min() < _LEAST_KEPT:
         return np.ones(mechanism.num_classes)

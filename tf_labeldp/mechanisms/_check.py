@@ -104,7 +104,7 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> bool:
     num_classes = _validate.integer_at_least("num_classes", mechanism.num_classes, 2)
     middle = np.random.default_rng().permutation(np.arange(1, num_classes - 1))
     chosen = np.concatenate([[0, num_classes - 1], middle[: _MOST_LABELS - 2]])
-    channels = _channels(mechanism, num_classes)
+    channels = _channels(mechanism)
     outputs = mechanism.num_outputs
     level = _FALSE_ALARM / (2 * outputs * chosen.size * len(channels))
     for prior, channel in channels:
@@ -128,15 +128,13 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> bool:
     return True
 
 
-def _channels(
-    mechanism: ClassificationMechanism, num_classes: int
-) -> list[tuple[np.ndarray | None, np.ndarray]]:
+def _channels(mechanism: ClassificationMechanism) -> list[tuple[np.ndarray | None, np.ndarray]]:
     """Returns test priors with their channels; (None, channel) for a mechanism without priors."""
     if not mechanism.uses_priors:
         return [(None, np.asarray(mechanism.transition_matrix(), dtype=np.float64))]
-    falling = 0.5 ** np.minimum(np.arange(num_classes), 30)
+    falling = 0.5 ** np.minimum(np.arange(mechanism.num_classes), 30)
     falling /= falling.sum()
-    uniform = np.full(num_classes, 1.0 / num_classes)
+    uniform = np.full(mechanism.num_classes, 1.0 / mechanism.num_classes)
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     refusal = ValueError()
     for prior in (uniform, 0.9 * uniform + 0.1 * falling, falling):

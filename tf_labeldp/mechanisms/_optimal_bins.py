@@ -72,7 +72,7 @@ def optimal_bins(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     public = public_input(values, probabilities)
     values, prior = checked_prior(*public.value)
-    checked_loss(loss, float(values[0]))
+    checked_loss(loss, values)
     support = prior > 0.0
     points = values[support]
     costs = segment_costs(loss, points, prior[support], epsilon)

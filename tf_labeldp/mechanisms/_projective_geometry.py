@@ -136,7 +136,7 @@ class ProjectiveGeometryResponse(WithoutPriors, FrozenClassification):
 
     @property
     def _space(self) -> _Space:
-        return _best_space(self.epsilon, self.num_classes, self.best_for)
+        return _best_space(self)
 
     @property
     def _class_points(self) -> np.ndarray:
@@ -154,14 +154,6 @@ class _Space:
 
     prime: int
     num_coordinates: int
-
-    @classmethod
-    def of(cls, prime: int, num_classes: int) -> _Space:
-        """Returns the smallest space over a prime with a point for each class."""
-        coordinates = 2
-        while cls(prime, coordinates).num_points < num_classes:
-            coordinates += 1
-        return cls(prime, coordinates)
 
     @property
     def num_points(self) -> int:
@@ -185,10 +177,10 @@ class _Space:
         other = through_both + (self.within - through_both) * shrink
         return self.within / total, other / total
 
-    def score(self, epsilon: float, best_for: str) -> float:
+    def score(self, mechanism: ProjectiveGeometryResponse) -> float:
         """Returns the divergence of two classes over epsilon, or the information on a share."""
-        own, other = self.inclusion_probabilities(epsilon)
-        if best_for == "pairs":
+        own, other = self.inclusion_probabilities(mechanism.epsilon)
+        if mechanism.best_for == "pairs":
             return own - other
         # The inverse variance of one noisy label's term in the share of a rare class, which may be
         # above all doubles.
@@ -296,20 +288,24 @@ class _Space:
 
 
 @functools.lru_cache(maxsize=64)
-def _best_space(epsilon: float, num_classes: int, best_for: str) -> _Space:
+def _best_space(mechanism: ProjectiveGeometryResponse) -> _Space:
     """Returns the best space of those by the primes next to the ideal one, and next to K.
 
-    Ties go to the smaller prime.
+    Each is the smallest with a point for each class. Ties go to the smaller prime.
     """
-    most = next(filter(_is_prime, itertools.count(max(2, num_classes - 1))))
-    exponent = epsilon / 2.0 if best_for == "pairs" else epsilon
+    number, epsilon = mechanism.num_classes, mechanism.epsilon
+    most = next(filter(_is_prime, itertools.count(max(2, number - 1))))
+    exponent = epsilon / 2.0 if mechanism.best_for == "pairs" else epsilon
     ideal = int(math.exp(min(exponent, 40.0))) + 1
     primes = {most}
     if ideal < most:
         primes.add(next(filter(_is_prime, range(max(ideal, 2), 1, -1))))
         primes.add(next(filter(_is_prime, itertools.count(ideal + 1))))
-    spaces = [_Space.of(prime, num_classes) for prime in sorted(primes)]
-    scores = [space.score(epsilon, best_for) for space in spaces]
+    spaces = []
+    for prime in sorted(primes):
+        every = (_Space(prime, coordinates) for coordinates in itertools.count(2))
+        spaces.append(next(space for space in every if space.num_points >= number))
+    scores = [space.score(mechanism) for space in spaces]
     # Machines round differently, so scores that are nearly equal count as equal.
     best = (1.0 - 1e-9) * max(scores)
     return next(space for space, score in zip(spaces, scores, strict=True) if score >= best)

@@ -416,7 +416,7 @@ class FrozenClassification(Frozen, ClassificationMechanism):
                 f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
                 f"({num_rows or 'n'}, {self.num_classes}). Without priors, use RandomizedResponse."
             )
-        return PriorRows.of(priors, num_rows, self.num_classes)
+        return PriorRows.of(priors, num_rows, self)
 
 
 class FrozenAggregate(Frozen, AggregateMechanism):

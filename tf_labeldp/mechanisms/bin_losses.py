@@ -19,13 +19,14 @@ _SLACK = 1e-6
 LOSSES = ("squared_error", "absolute_error", "poisson")
 
 
-def checked_loss(loss: str, low: float = 0.0) -> str:
-    """Returns the name of a loss that is defined for labels from ``low`` on."""
+def checked_loss(loss: str, values: np.ndarray | None = None) -> str:
+    """Returns the name of a loss that is defined for labels of these rising values."""
     _validate.one_of("loss", loss, LOSSES)
-    if loss == "poisson" and low < 0.0:
+    if loss == "poisson" and values is not None and values[0] < 0.0:
         raise ValueError(
             _validate.Message.of(
-                f"the Poisson loss needs labels of at least zero, got values from {low:g} on. Use ",
+                "the Poisson loss needs labels of at least zero, got values from "
+                f"{values[0]:g} on. Use ",
                 _validate.Argument("loss", "squared_error"),
                 ", or shift the labels.",
             )

@@ -230,9 +230,8 @@ class LabelRandomizer(Randomizer):
         The key is ``"label-randomizer"`` by default.
         """
         key = self.default_key if key is None else key
-        label_range = _checked_range(labels)
-        checked_loss(self.loss, label_range[0])
-        values, prior_epsilon = self.split(len(labels), *label_range)
+        values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
+        checked_loss(self.loss, values)
         rest = self.epsilon - prior_epsilon
         if self.unbiased:
             unbiased_range(values, rest)
