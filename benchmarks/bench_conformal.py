@@ -23,6 +23,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import tf_labeldp as ldp
 from tf_labeldp.mechanisms import QuantileMechanism
+from tf_labeldp.vault import Classes
 
 REPEATS, ALPHAS = 200, (0.1, 0.05)
 SIZES = (500, 2000)
@@ -42,7 +43,7 @@ def scores_of(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the scores of labels (n,)."""
     if predictions.ndim == 1:
         return np.abs(labels - predictions)
-    scores = QuantileMechanism.class_scores(predictions, predictions.shape[1])
+    scores = -Classes(predictions.shape[1]).checked_predictions("sets", predictions)
     return scores[np.arange(len(labels)), labels]
 
 

@@ -28,6 +28,58 @@ _TOLERANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassMetric:
+    """A metric of public predictions of K classes: their form, and the value for each label.
+
+    ``clip`` is the largest log-loss of one example.
+    """
+
+    name: str
+    num_classes: int
+    clip: float = 5.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range of the metric."""
+        return 0.0, {"log_loss": self.clip, "brier": 2.0}.get(self.name, 1.0)
+
+    def checked(self, predictions: Public[Any]) -> np.ndarray:
+        """Returns class codes (m,) for ``"accuracy"``, else probabilities (m, K), or raises."""
+        array = np.asarray(predictions)
+        flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+        if self.name == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
+            return _validate.class_indices("predictions", flat, self.num_classes)
+        if flat.ndim == 1 and self.num_classes == 2 and flat.dtype.kind == "f":
+            flat = np.stack([1.0 - flat, flat], axis=1)
+        codes = ", or class codes (n,)" if self.name == "accuracy" else ""
+        if flat.ndim != 2 or flat.shape[1] != self.num_classes or flat.dtype.kind not in "fiu":
+            raise ValueError(
+                f"predictions for {self.name!r} must be probabilities of shape "
+                f"(n, {self.num_classes}){codes}, got {array.dtype} {array.shape}. Take "
+                "model.predict(x) or predict_proba(x)."
+            )
+        rows = flat.astype(np.float64)
+        if not np.all(np.isfinite(rows)):
+            raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
+        if self.name == "accuracy":
+            return np.argmax(rows, axis=1)
+        if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
+            raise ValueError(
+                f"predictions for {self.name!r} must be probabilities: rows of at least zero that "
+                "sum to one. If the model returns logits, pass keras.ops.softmax(logits)."
+            )
+        return rows / rows.sum(axis=1, keepdims=True)
+
+    def values(self, checked: Public[np.ndarray]) -> np.ndarray:
+        """Returns the metric of checked predictions for every possible label, (m, K)."""
+        if self.name == "accuracy":
+            return (checked[:, np.newaxis] == np.arange(self.num_classes)).astype(np.float64)
+        if self.name == "log_loss":
+            return -np.log(np.maximum(checked, math.exp(-self.clip)))
+        return np.square(checked).sum(axis=1, keepdims=True) - 2.0 * checked + 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class MetricMechanism(FrozenAggregate):
     """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
 
@@ -63,7 +115,7 @@ class MetricMechanism(FrozenAggregate):
     num_classes: int | None = None
     low: float | None = None
     high: float | None = None
-    clip: float = 5.0
+    clip: float = ClassMetric.clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,11 +125,16 @@ class MetricMechanism(FrozenAggregate):
         self._set(clip=_validate.positive_finite("clip", self.clip))
 
     @property
+    def _of_classes(self) -> ClassMetric:
+        return ClassMetric(self.metric, int(self.num_classes or 0), self.clip)
+
+    @property
     def sensitivity(self) -> float:
         """The largest change of the sum by one label, in units of the metric."""
+        if self.num_classes is not None:
+            return self._of_classes.bounds[1]
         low, high = self.label_range() or (0.0, 0.0)
-        largest = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0, "mse": (high - low) ** 2}
-        return largest.get(self.metric, high - low)
+        return (high - low) ** 2 if self.metric == "mse" else high - low
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -85,50 +142,6 @@ class MetricMechanism(FrozenAggregate):
         if self.metric == "mean":
             return self.label_range() or (0.0, 0.0)
         return 0.0, self.sensitivity
-
-    @staticmethod
-    def class_predictions(metric: str, predictions: Public[Any], num_classes: int) -> np.ndarray:
-        """Returns class codes (m,) for ``"accuracy"``, else probabilities (m, K), or raises."""
-        array = np.asarray(predictions)
-        flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-        if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
-            return _validate.class_indices("predictions", flat, num_classes)
-        if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
-            flat = np.stack([1.0 - flat, flat], axis=1)
-        codes = ", or class codes (n,)" if metric == "accuracy" else ""
-        if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
-            raise ValueError(
-                f"predictions for {metric!r} must be probabilities of shape (n, {num_classes})"
-                f"{codes}, got {array.dtype} {array.shape}. Take model.predict(x) or "
-                "predict_proba(x)."
-            )
-        rows = flat.astype(np.float64)
-        if not np.all(np.isfinite(rows)):
-            raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
-        if metric == "accuracy":
-            return np.argmax(rows, axis=1)
-        if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
-            raise ValueError(
-                f"predictions for {metric!r} must be probabilities: rows of at least zero that sum "
-                "to one. If the model returns logits, pass keras.ops.softmax(logits)."
-            )
-        return rows / rows.sum(axis=1, keepdims=True)
-
-    @staticmethod
-    def class_values(
-        metric: str, predictions: Public[np.ndarray], num_classes: int, clip: float
-    ) -> np.ndarray:
-        """Returns the metric of checked predictions for every possible label, (m, K)."""
-        if metric == "accuracy":
-            return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
-        if metric == "log_loss":
-            return -np.log(np.maximum(predictions, math.exp(-clip)))
-        return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
-
-    @staticmethod
-    def class_bounds(metric: str) -> tuple[float, float]:
-        """Returns the range of a metric of classes."""
-        return 0.0, {"log_loss": MetricMechanism.clip, "brier": 2.0}.get(metric, 1.0)
 
     @staticmethod
     def check_length(num_labels: int, num_predictions: int) -> None:
@@ -207,10 +220,9 @@ class MetricMechanism(FrozenAggregate):
         return _validate.numbers_in_range("labels", labels, low, high)
 
     def _table(self, predictions: Any, size: int) -> np.ndarray:
-        num_classes = int(self.num_classes or 0)
-        checked = self.class_predictions(self.metric, predictions, num_classes)
+        checked = self._of_classes.checked(predictions)
         self.check_length(size, len(checked))
-        return self.class_values(self.metric, checked, num_classes, self.clip)
+        return self._of_classes.values(checked)
 
     def _clipped(self, predictions: Any, size: int) -> np.ndarray:
         numbers = _validate.real_vector("predictions", predictions)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Receipts, Setting, public_input
-
-if TYPE_CHECKING:
-    from tf_labeldp.mechanisms._alibi import ALIBI
-    from tf_labeldp.mechanisms.base import ClassificationMechanism
 
 _WARP = math.expm1(4.0)
 """54: the widest step of a grid from zero is 55 times the narrowest."""
@@ -154,10 +150,11 @@ class PriorRows:
     groups: np.ndarray | None
 
     @classmethod
-    def of(
-        cls, priors: Any, size: int | None, mechanism: ClassificationMechanism | ALIBI
-    ) -> PriorRows:
-        """Returns the checked priors of ``size`` labels, or of any number for None; else raises."""
+    def of(cls, priors: Any, size: int | None, mechanism: Any) -> PriorRows:
+        """Returns the checked priors of ``size`` labels of a mechanism for classes, or raises.
+
+        ``size=None`` allows any number of labels.
+        """
         num_classes = mechanism.num_classes
         if isinstance(priors, Priors) and priors.groups is not None:
             groups = priors.checked_groups(np.size(priors.groups) if size is None else size)

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
-from tf_labeldp.mechanisms.metrics import MetricMechanism
+from tf_labeldp.mechanisms.metrics import ClassMetric, MetricMechanism
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _LEVELS = 2.0 ** (-np.arange(512) / 16.0)
@@ -101,10 +101,9 @@ class QuantileMechanism(FrozenAggregate):
             )
         return rank
 
-    @staticmethod
-    def class_scores(predictions: Public[Any], num_classes: int) -> np.ndarray:
+    def _class_scores(self, predictions: Any) -> np.ndarray:
         """Returns the scores of all classes (n, K): minus the checked probabilities."""
-        return -MetricMechanism.class_predictions("sets", predictions, num_classes)
+        return -ClassMetric("sets", int(self.num_classes or 0)).checked(predictions)
 
     @staticmethod
     def class_thresholds(scores: Public[np.ndarray]) -> np.ndarray:
@@ -120,7 +119,7 @@ class QuantileMechanism(FrozenAggregate):
     def thresholds(self, predictions: Public[Any]) -> np.ndarray:
         """Returns rising thresholds (m,) from public predictions; the last covers all labels."""
         if self.num_classes is not None:
-            return self.class_thresholds(self.class_scores(predictions, self.num_classes))
+            return self.class_thresholds(self._class_scores(predictions))
         low, high = self.label_range() or (0.0, 0.0)
         return np.nextafter(_LEVELS[::-1] * (high - low), math.inf)
 
@@ -130,7 +129,7 @@ class QuantileMechanism(FrozenAggregate):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the thresholds, and their utilities ``int64`` (m,), which are not private."""
         if self.num_classes is not None:
-            scores = self.class_scores(predictions, self.num_classes)
+            scores = self._class_scores(predictions)
             thresholds = self.class_thresholds(scores)
             labels = _validate.class_indices("labels", labels, self.num_classes)
             MetricMechanism.check_length(labels.size, len(scores))

@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
-from tf_labeldp.vault.label_kinds import classes_of_model, refuse_other_order
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, Rows, classes_of_model
 from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
 
@@ -81,7 +81,8 @@ class ConformalPredictor:
             ends = (centres - self.threshold, centres + self.threshold)
             return np.clip(np.stack(ends, axis=1), low, high)
         found = _probabilities(found, self.from_logits)
-        chances = -QuantileMechanism.class_scores(found, found.shape[1] if found.ndim == 2 else 2)
+        kind = Classes(found.shape[1] if found.ndim == 2 else 2)
+        chances = kind.checked_predictions("sets", found)
         sets = chances >= self.threshold
         sets[np.arange(len(sets)), chances.argmax(axis=1)] = True
         return sets
@@ -159,11 +160,11 @@ def conformal(
             f"expected {'no epsilon with NoisyLabels' if is_noisy else 'epsilon, the cost'}, got "
             f"epsilon={epsilon}. A vault is charged, noisy labels are not."
         )
-    arguments = _kind_of_noisy(labels) if is_noisy else labels.kind.mechanism_arguments()
+    kind = _kind_of_noisy(labels) if is_noisy else labels.kind
     _refuse_learnt(public_input(model, features).receipts, labels)
-    if "num_labels" in arguments:
+    if isinstance(kind, Rows):
         raise TypeError("expected classes or numbers, got rows. Make a vault of each column.")
-    is_classes = "num_classes" in arguments
+    is_classes = isinstance(kind, Classes)
     if not is_classes and classes_of_model(network) is not None:
         raise ValueError("expected a regressor for numbers, got a classifier. Fit PrivateRidge.")
     predictions = _predictions(network, PublicInput.bare(features), is_classes)
@@ -172,26 +173,25 @@ def conformal(
             f"expected the features of {len(labels)} held-out labels, got {len(predictions)} rows. "
             "Give x[part.indices], in the order of the labels."
         )
-    if is_classes:
-        refuse_other_order(classes_of_model(network), labels.classes)
+    kind.check_order(network)
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
-        scores = QuantileMechanism.class_scores(predictions, int(arguments["num_classes"]))
+        scores = -kind.checked_predictions("sets", predictions)
     else:
         predictions = _validate.real_vector("predictions", predictions)
     if is_noisy:
         receipts = public_input(labels).receipts
         found = _threshold_of_noisy(labels, scores, alpha)
     else:
-        mechanism = QuantileMechanism(labels.epsilon_of_one_label(epsilon), alpha, **arguments)
+        each = labels.epsilon_of_one_label(epsilon)
+        mechanism = QuantileMechanism(each, alpha, **kind.mechanism_arguments())
         mechanism.rank(len(labels))  # It raises before anything is charged.
         released = labels.release(mechanism, public_input=both.with_value(predictions), key=key)
         receipts, found = released.receipts, float(released.values)
     receipts = Receipts.merged(both.receipts, receipts)
-    label_range = None if is_classes else (arguments["low"], arguments["high"])
     threshold = -found if is_classes else found
-    return ConformalPredictor(network, threshold, alpha, receipts, label_range, from_logits)
+    return ConformalPredictor(network, threshold, alpha, receipts, kind.label_range, from_logits)
 
 
 def _refuse_learnt(receipts: tuple[Receipt, ...], labels: Any) -> None:
@@ -209,7 +209,7 @@ def _refuse_learnt(receipts: tuple[Receipt, ...], labels: Any) -> None:
         )
 
 
-def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
+def _kind_of_noisy(noisy: NoisyLabels) -> LabelKind:
     mechanism = noisy.mechanism
     is_plain = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
     if not (is_plain and noisy.values.ndim == 1 and noisy.receipts):
@@ -217,7 +217,7 @@ def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
             "expected noisy classes with one channel and with receipts, got others of "
             f"{type(mechanism).__name__}. Draw RandomizedResponse, or give the vault and epsilon."
         )
-    return {"num_classes": mechanism.num_classes}  # type: ignore[attr-defined]
+    return noisy.kind
 
 
 def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) -> float:

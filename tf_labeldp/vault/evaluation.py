@@ -30,12 +30,7 @@ from tf_labeldp.mechanisms import (
     SelectionMechanism,
 )
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
-from tf_labeldp.vault.label_kinds import (
-    classes_of_mechanism,
-    classes_of_model,
-    predicted_codes,
-    refuse_other_order,
-)
+from tf_labeldp.vault.label_kinds import Classes
 
 _CALIBRATION_BINS = 10
 _LEAST_WIDTH = 1e-300
@@ -207,7 +202,7 @@ def evaluate_by_release(
         return _HISTOGRAM_METRICS[metric](labels, public, epsilon, key)
     released_metric = "mean" if metric == "total" else metric
     mechanism = MetricMechanism(epsilon, released_metric, **kind.mechanism_arguments())
-    public = public.with_value(_checked_predictions(public.value, mechanism))
+    public = public.with_value(kind.checked_predictions(released_metric, public.value))
     released = labels.release(mechanism, public_input=public, key=key)
     value, noise = float(released.values), mechanism.noise_stddev(size)
     low, high = mechanism.bounds
@@ -244,38 +239,37 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
             "include them, and whose metrics would be too good. Draw noisy labels for held-out "
             "examples: labels.split(0.2)."
         )
-    number = classes_of_mechanism(noisy.mechanism)
-    if number is not None and predictions is not None:
-        model = public.value[1]
-        refuse_other_order(classes_of_model(model), noisy.classes)
-        [predictions] = predicted_codes([predictions], noisy.classes, model)
+    kind = noisy.kind
+    has_auc = isinstance(kind, Classes) and kind.num_classes == 2
+    if predictions is not None:
+        kind.check_order(public.value[1])
+        [predictions] = kind.codes_of([predictions], public.value[1])
     receipts = Receipts.merged(noisy.receipts, public.receipts)
     size = len(noisy)
-    if metric == "auc" and number == 2 and noisy.values.ndim == 1:
-        scores = MetricMechanism.class_predictions("auc", predictions, 2)[:, 1]
+    if metric == "auc" and has_auc and noisy.values.ndim == 1:
+        scores = kind.checked_predictions("auc", predictions)[:, 1]
         MetricMechanism.check_length(size, len(scores))
         value, error, spread = _noisy_auc(noisy.debiased()[:, 1], scores)
         return _with_both_errors(metric, value, error, spread, size, receipts, (0.0, 1.0))
-    if number is None or noisy.values.ndim != 1:
+    if not isinstance(kind, Classes) or noisy.values.ndim != 1:
         if metric not in ("mean", "total"):
             raise ValueError(
                 "noisy labels without classes have only the metrics 'mean' and 'total', got "
                 f"{metric!r}. Use PrivateLabels.evaluate for others."
             )
         terms = noisy.debiased()
-        low, high = noisy.label_range if number is None else (0.0, 1.0)
+        low, high = kind.label_range or (0.0, 1.0)
         mean = float(np.clip(terms.mean(), low, high))
         variance = (mean - low) * (high - mean)  # No labels in the range have a larger one.
     else:
-        _validate.one_of(
-            "metric", metric, (*MetricMechanism.CLASS_METRICS, *(["auc"] if number == 2 else []))
-        )
-        checked = MetricMechanism.class_predictions(metric, predictions, number)
+        _validate.one_of("metric", metric, (*kind.metrics, *(["auc"] if has_auc else [])))
+        of_classes = kind.class_metric(metric)
+        checked = of_classes.checked(predictions)
         MetricMechanism.check_length(size, len(checked))
-        by_class = MetricMechanism.class_values(metric, checked, number, MetricMechanism.clip)
+        by_class = of_classes.values(checked)
         weights = noisy.debiased()
         terms = (weights * by_class).sum(axis=1)
-        low, high = MetricMechanism.class_bounds(metric)
+        low, high = of_classes.bounds
         mean = float(np.clip(terms.mean(), low, high))
         variance = float((weights * np.square(by_class)).sum(axis=1).mean()) - mean**2
     value = float(terms.mean())
@@ -409,8 +403,9 @@ def release_choice(
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
         MetricMechanism.check_length(len(labels), np.shape(candidate)[0])
-    candidates = labels.kind.codes_of(candidates)
-    stacked = np.stack([_checked_predictions(candidate, mechanism) for candidate in candidates])
+    kind, name = labels.kind, mechanism.metric
+    candidates = kind.codes_of(candidates)
+    stacked = np.stack([kind.checked_predictions(name, candidate) for candidate in candidates])
     return labels.release(mechanism, public_input=public.with_value(stacked), key=key)
 
 
@@ -420,18 +415,6 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
     each = labels.epsilon_of_one_label(epsilon)
     return SelectionMechanism(each, metric, **labels.kind.mechanism_arguments())
-
-
-def _checked_predictions(predictions: Any, mechanism: MetricMechanism | SelectionMechanism) -> Any:
-    if mechanism.num_classes is not None:
-        return MetricMechanism.class_predictions(
-            mechanism.metric, predictions, mechanism.num_classes
-        )
-    if mechanism.metric != "mean":
-        return _validate.real_vector("predictions", np.squeeze(np.asarray(predictions)))
-    if predictions is not None:
-        raise ValueError("'mean' and 'total' take no predictions. Leave predictions=None.")
-    return None
 
 
 def _release_counts(
@@ -456,7 +439,7 @@ def _confusion_matrix(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
     num_classes = labels.kind.num_classes
-    predicted = MetricMechanism.class_predictions("accuracy", public.value, num_classes)
+    predicted = labels.kind.checked_predictions("accuracy", public.value)
     counts, sizes, noise, receipts = _release_counts(
         labels, public, predicted, num_classes, epsilon, key
     )
@@ -497,7 +480,7 @@ def _detection(
 ) -> Evaluation:
     """Returns precision, recall or F1, from noisy counts of right and missed examples per class."""
     num_classes, size = labels.kind.num_classes, len(labels)
-    codes = MetricMechanism.class_predictions("accuracy", public.value, num_classes)
+    codes = labels.kind.checked_predictions("accuracy", public.value)
     is_hit = codes[:, np.newaxis] == np.arange(num_classes)
     positions = is_hit[:, 1] if num_classes == 2 else is_hit
     if num_classes == 2 and not positions.any():
@@ -546,7 +529,7 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     a bias. Ties count a half.
     """
     num_classes, size = labels.kind.num_classes, len(labels)
-    scores = MetricMechanism.class_predictions("auc", public.value, num_classes)
+    scores = labels.kind.checked_predictions("auc", public.value)
     positions = np.stack([_mid_ranks(scores[:, k]) for k in range(num_classes)], axis=1)
     counts, noise, receipts = _release_positives(
         labels, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon, key
@@ -575,7 +558,7 @@ def _average_precision(
     variance of the noise is subtracted from squares.
     """
     size = len(labels)
-    scores = MetricMechanism.class_predictions("average_precision", public.value, 2)[:, 1]
+    scores = labels.kind.checked_predictions("average_precision", public.value)[:, 1]
     # The number of scores of at least its own: precision changes at these ranks alone.
     ranks = size - np.searchsorted(np.sort(scores), scores, side="left")
     ends, least = [0], math.ceil(_FIRST_BIN / epsilon)
@@ -653,7 +636,7 @@ def _calibration(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
     num_classes, size = labels.kind.num_classes, len(labels)
-    rows = MetricMechanism.class_predictions("calibration", public.value, num_classes)
+    rows = labels.kind.checked_predictions("calibration", public.value)
     predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)
     confidence = rows[np.arange(size), predicted]
     bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)

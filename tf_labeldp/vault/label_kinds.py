@@ -24,6 +24,7 @@ from tf_labeldp.mechanisms import (
     MetricMechanism,
     RegressionMechanism,
 )
+from tf_labeldp.mechanisms.metrics import ClassMetric
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
@@ -126,9 +127,33 @@ class LabelKind(abc.ABC):
         """Returns the labels of these codes."""
         return np.asarray(codes)
 
-    def codes_of(self, predictions: Setting[Sequence[Any]]) -> list[Any]:
-        """Returns the predictions of several models, with codes in place of class values."""
+    def check_order(self, model: Setting[Any]) -> None:
+        """Raises for a model with these classes in another order, as scikit-learn sorts them."""
+        columns = classes_of_model(model)
+        if columns is None or self.class_values is None:
+            return
+        found, expected = np.asarray(columns).tolist(), self.class_values.tolist()
+        if found != expected and set(found) == set(expected):
+            raise ValueError(
+                f"expected a model with the classes {expected}, in the order of the labels, got "
+                f"{found}. Make PrivateLabels with Classes({found})."
+            )
+
+    def codes_of(
+        self, predictions: Setting[Sequence[Any]], model: Setting[Any] = None
+    ) -> list[Any]:
+        """Returns the predictions of several models, with codes in place of class values.
+
+        Classes (n,) or (n, 1) are class values, as ``predict`` of a head returns them, or codes, as
+        ``argmax`` does; all models give the same. If every number may be both, and means two
+        classes, ``model``, which made the predictions, decides: class values if it has
+        ``classes_``, codes otherwise. Without a model they are refused.
+        """
         return list(predictions)
+
+    def checked_predictions(self, metric: str, predictions: Public[Any]) -> Any:
+        """Returns the predictions as a metric takes them, or raises."""
+        return predictions
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -254,6 +279,14 @@ class Numbers(LabelKind):
         super().check_release(mechanism)
         self._check_range(mechanism.label_range())
 
+    def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray | None:
+        """Returns numbers (n,), or None for the mean of the labels."""
+        if metric != "mean":
+            return _validate.real_vector("predictions", np.squeeze(np.asarray(predictions)))
+        if predictions is not None:
+            raise ValueError("'mean' and 'total' take no predictions. Leave predictions=None.")
+        return None
+
     def _check_range(self, found: tuple[float, float] | None) -> None:
         # With a narrower range, an error of the mechanism would reveal a label outside it.
         if found is not None and (found[0] > self.low or found[1] < self.high):
@@ -333,7 +366,14 @@ class Classes(LabelKind):
 
     @property
     def class_values(self) -> np.ndarray:
-        return class_array(self.classes)
+        # In NumPy's best type that changes none of them; tuples are not expanded.
+        classes = self.classes
+        if len({type(name) for name in classes}) == 1 and not isinstance(classes[0], tuple):
+            array = np.asarray(classes)
+            same_kind = array.dtype.kind != "f" or isinstance(classes[0], (float, np.floating))
+            if same_kind and array.tolist() == list(classes):
+                return array
+        return np.fromiter(classes, dtype=object, count=len(classes))
 
     def check_metric(self, metric: str, *, of_predictions: bool = False) -> str:
         super().check_metric(metric, of_predictions=of_predictions)
@@ -352,13 +392,60 @@ class Classes(LabelKind):
     def encode(self, labels: Private[Any]) -> np.ndarray:
         if self.names is None:
             return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
-        return _codes(Column.of(labels), self.names)
+        return self._codes_of_names(Column.of(labels))
+
+    def _codes_of_names(self, labels: Column) -> np.ndarray:
+        array = labels.values
+        if array.ndim != 1:
+            raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
+        lookup = _lookup(self.classes)
+        if array.dtype.kind == "O":  # objects may not be sortable
+            codes = np.fromiter((lookup.get(_moment(v), -1) for v in array), np.int64, array.size)
+        else:
+            values, inverse = np.unique(_moments(array), return_inverse=True)
+            codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
+        is_unknown = codes < 0
+        Column(array, labels.missing & is_unknown).complete("labels")
+        if unknown := int(np.count_nonzero(is_unknown)):
+            raise ValueError(
+                f"{unknown} of {array.size} labels are not among the {self.num_classes} classes. "
+                "Add the missing classes to classes=, check the type and spelling of the labels, "
+                "or give low= and high= for continuous labels."
+            )
+        return codes
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
 
-    def codes_of(self, predictions: Setting[Sequence[Any]]) -> list[Any]:
-        return predicted_codes(predictions, self.names)
+    def codes_of(
+        self, predictions: Setting[Sequence[Any]], model: Setting[Any] = None
+    ) -> list[Any]:
+        arrays = [Column.array_of(each) for each in predictions]
+        if self.names is None:
+            return [
+                array.astype(np.int64) if array.dtype.kind == "b" else array for array in arrays
+            ]
+        flat = [array.ravel() if array.shape[1:] == (1,) else array for array in arrays]
+        may_be_floats = any(isinstance(name, numbers.Real) for name in self.names)
+        for are_floats in (False, True):
+            places = [
+                place
+                for place, array in enumerate(flat)
+                if array.ndim == 1 and (array.dtype.kind == "f") == are_floats
+            ]
+            if places and (may_be_floats or not are_floats):
+                codes = _read_classes([flat[place] for place in places], self.names, model)
+                for place, found in zip(places, codes, strict=True):
+                    arrays[place] = found
+        return arrays
+
+    def class_metric(self, name: str) -> ClassMetric:
+        """Returns a metric of predictions of these classes."""
+        return ClassMetric(name, self.num_classes)
+
+    def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray:
+        """Returns class codes (m,) for ``"accuracy"``, else probabilities (m, K)."""
+        return self.class_metric(metric).checked(predictions)
 
     def describe(self) -> str:
         return f"{self.num_classes} classes"
@@ -484,21 +571,6 @@ def _whole_numbers(labels: Any) -> np.ndarray:
     return array
 
 
-def _object_array(values: Sequence[Any]) -> np.ndarray:
-    """Returns an array with one value per cell: tuples are not expanded."""
-    return np.fromiter(values, dtype=object, count=len(values))
-
-
-def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
-    """Returns the classes in NumPy's best type that changes none of them."""
-    if len({type(name) for name in classes}) == 1 and not isinstance(classes[0], tuple):
-        array = np.asarray(classes)
-        same_kind = array.dtype.kind != "f" or isinstance(classes[0], (float, np.floating))
-        if same_kind and array.tolist() == list(classes):
-            return array
-    return _object_array(classes)
-
-
 def class_table(
     class_weight: Any, classes: Sequence[Hashable] | None, *, interval: str = "[0, 1e38]"
 ) -> np.ndarray:
@@ -538,39 +610,6 @@ def class_table(
         place = places[key] if named else codes[key]
         table[place] = _validate.number_in("class_weight", weight, interval)
     return table
-
-
-def predicted_codes(
-    predictions: Sequence[Any], names: tuple[Hashable, ...] | None, model: Any = None
-) -> list[Any]:
-    """Returns classes predicted by each model (n,) as codes; other predictions stay as they are.
-
-    They are class values, as ``predict`` of a head returns them, or codes, as ``argmax`` does; all
-    models give the same. If every number may be both, and means two classes, the model decides:
-    class values for a ``model`` with ``classes_``, codes for any other. Without a model they are
-    refused.
-
-    Args:
-        predictions: per model, classes (n,) or (n, 1), or probabilities, which stay.
-        names: the class values; None if they are the codes.
-        model: the model that made the predictions, or None.
-    """
-    arrays = [Column.array_of(each) for each in predictions]
-    if names is None:
-        return [array.astype(np.int64) if array.dtype.kind == "b" else array for array in arrays]
-    flat = [array.ravel() if array.shape[1:] == (1,) else array for array in arrays]
-    may_be_floats = any(isinstance(name, numbers.Real) for name in names)
-    for are_floats in (False, True):
-        places = [
-            place
-            for place, array in enumerate(flat)
-            if array.ndim == 1 and (array.dtype.kind == "f") == are_floats
-        ]
-        if places and (may_be_floats or not are_floats):
-            codes = _read_classes([flat[place] for place in places], names, model)
-            for place, found in zip(places, codes, strict=True):
-                arrays[place] = found
-    return arrays
 
 
 def _read_classes(columns: list[np.ndarray], names: tuple[Hashable, ...], model: Any) -> list[Any]:
@@ -624,44 +663,11 @@ def classes_of_model(model: Any) -> Any:
     return getattr(model, "classes_", None)
 
 
-def refuse_other_order(columns: Any, classes: Any) -> None:
-    """Raises for a model with these classes in another order, as scikit-learn sorts them."""
-    if columns is None or classes is None:
-        return
-    found, expected = np.asarray(columns).tolist(), list(classes)
-    if found != expected and set(found) == set(expected):
-        raise ValueError(
-            f"expected a model with the classes {expected}, in the order of the labels, got "
-            f"{found}. Make PrivateLabels with Classes({found})."
-        )
-
-
 def _lookup(classes: Sequence[Hashable]) -> dict[Hashable, int]:
     lookup: dict[Hashable, int] = {_moment(value): code for code, value in enumerate(classes)}
     for name in [name for name in classes if isinstance(name, str)]:
         lookup.setdefault(name.encode(), lookup[name])  # tensors of strings contain bytes
     return lookup
-
-
-def _codes(labels: Column, classes: tuple[Hashable, ...]) -> np.ndarray:
-    array = labels.values
-    if array.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
-    lookup = _lookup(classes)
-    if array.dtype.kind == "O":  # objects may not be sortable
-        codes = np.fromiter((lookup.get(_moment(v), -1) for v in array), np.int64, array.size)
-    else:
-        values, inverse = np.unique(_moments(array), return_inverse=True)
-        codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
-    is_unknown = codes < 0
-    Column(array, labels.missing & is_unknown).complete("labels")
-    if unknown := int(np.count_nonzero(is_unknown)):
-        raise ValueError(
-            f"{unknown} of {array.size} labels are not among the {len(classes)} classes. Add the "
-            "missing classes to classes=, check the type and spelling of the labels, or give low= "
-            "and high= for continuous labels."
-        )
-    return codes
 
 
 def _moments(array: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.label_kinds import class_array
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows, classes_of_mechanism
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Arrays, compact, content_digest
 
@@ -193,6 +193,16 @@ class NoisyLabels:
         return None if self.priors is None else self.priors.shift
 
     @property
+    def kind(self) -> LabelKind:
+        """The kind of the true labels, ``Classes``, ``Numbers`` or ``Rows``."""
+        if self._is_rows_of_labels:
+            return Rows(self.values.shape[1])
+        number = classes_of_mechanism(self.mechanism)
+        if number is None:
+            return Numbers(*self.label_range)
+        return Classes(number if self.classes is None else self.classes)
+
+    @property
     def label_range(self) -> tuple[float, float]:
         """The smallest and the largest label that the draw of numbers tells apart."""
         mechanism: Any = self.mechanism
@@ -305,7 +315,7 @@ class NoisyLabels:
         Raises:
             TypeError: noisy labels that are not of classes.
         """
-        if getattr(self.mechanism, "num_classes", None) is None or self._is_rows_of_labels:
+        if not isinstance(self.kind, Classes):
             raise TypeError(
                 f"expected noisy labels of classes, got labels drawn by {self.mechanism!r}. Use "
                 "debiased()."
@@ -367,7 +377,7 @@ class NoisyLabels:
                 f"expected noisy labels that are classes, got those of "
                 f"{type(self.mechanism).__name__}. Use posterior(), with one column per class."
             )
-        return self.values if self.classes is None else class_array(self.classes)[self.values]
+        return self.values if self.classes is None else Classes(self.classes).decode(self.values)
 
     def targets(self, kind: str) -> np.ndarray:
         """Returns ``values``, ``posterior()`` or ``debiased()``, as targets of a model."""
