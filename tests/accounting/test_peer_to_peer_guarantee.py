@@ -153,6 +153,7 @@ def test_delta_is_never_below_and_hardly_above(alpha, theta, size, part):
     assert exact * (1 - 1e-9) - 1e-15 <= ours <= exact * (1 + 1e-3) + 1e-11
 
 
+@pytest.mark.slow
 def test_no_composition_is_left_out():
     """The worst is not always a cluster of one label: here it is in between."""
     deltas = summed_deltas(0.00584, 200, 0.49, 1.0, more_reports)

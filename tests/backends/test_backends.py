@@ -39,6 +39,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
     return folder, *run("tensorflow", folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_results_are_those_of_tensorflow(backend, reference, tmp_path):
     if find_spec(backend) is None:

@@ -56,6 +56,7 @@ def fitted(labels=BINARY, epsilon=EPSILON, **arguments):
     return model.fit(TABLE, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_an_interaction_and_exports_the_same_predictions(kind, tmp_path):
     labels, arguments = KINDS[kind]

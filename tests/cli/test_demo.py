@@ -51,6 +51,7 @@ def demo(tmp_path_factory):
     return folder, run_demo("--epsilons", 2, "--output", folder)
 
 
+@pytest.mark.slow
 def test_all_files_are_there_and_no_others(demo):
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == FILES
@@ -60,6 +61,7 @@ def test_all_files_are_there_and_no_others(demo):
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_it_reports_how_far_it_is_and_ends_with_the_table(demo):
     folder, printed = demo
     assert "1,437 training examples with private labels, 360 test examples" in printed
@@ -75,6 +77,7 @@ def test_it_reports_how_far_it_is_and_ends_with_the_table(demo):
     assert "public test labels" in printed.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_the_models_load_and_have_the_accuracy_stated(demo):
     folder, _ = demo
     data = demo_datasets.load("digits")
@@ -84,6 +87,7 @@ def test_the_models_load_and_have_the_accuracy_stated(demo):
         assert np.mean(predicted == data.y_test) == pytest.approx(run["test_accuracy"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_each_model_has_its_statement(demo):
     folder, _ = demo
     statements = json.loads((folder / "privacy.json").read_text())
@@ -103,6 +107,7 @@ def test_each_model_has_its_statement(demo):
         assert entry["noisy_labels"] == (f"noisy_labels_{name}" if name in DRAWN else None)
 
 
+@pytest.mark.slow
 def test_publishing_all_private_models_costs_the_sum(demo):
     folder, printed = demo
     statements = json.loads((folder / "privacy.json").read_text())
@@ -120,6 +125,7 @@ def test_publishing_all_private_models_costs_the_sum(demo):
     assert text.index("NOT PRIVATE: trained on the true labels") < text.index("lp-1st")
 
 
+@pytest.mark.slow
 def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
     folder, _ = demo
     true = demo_datasets.load("digits").y_train

@@ -48,6 +48,7 @@ def predicted(*words, output="predictions.csv"):
 CLASSES = ("--label", "ill", "--classes", "no", "yes", "--features", "age", "job")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "output"),
     [("head", "predictions.csv"), ("boosting", "p.parquet"), ("head", "p.csv.gz")],
@@ -90,6 +91,7 @@ def test_missing_cells_and_forms_of_excel(data):
     assert found["prediction"].tolist()[0] == "no"
 
 
+@pytest.mark.slow
 def test_models_of_python(data):
     """Those of to_keras() name their classes, and the columns of a table without text."""
     frame = {"age": AGE, "half": AGE / 2}
@@ -128,6 +130,7 @@ def nowhere(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 
 
+@pytest.mark.slow
 def test_a_model_of_unknown_weights_has_no_promise(data, capsys):
     """Neither has one that went on training in the clear, nor one of a loss that is not there."""
     inputs = keras.Input((2,))
@@ -158,6 +161,7 @@ def test_a_model_of_unknown_weights_has_no_promise(data, capsys):
         assert promise in printed and "(0, 0)" not in printed
 
 
+@pytest.mark.slow
 def test_stderr_is_empty(data):
     """No line of TensorFlow's log, whatever the level of the caller."""
     train(*CLASSES)
@@ -188,6 +192,7 @@ def test_images(data):
     assert main(["predict", "out", "data.csv", "--overwrite"]) == 2
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
     train(*CLASSES)
     capsys.readouterr()

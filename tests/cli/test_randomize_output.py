@@ -239,6 +239,7 @@ def test_bad_stdin(monkeypatch, capsys, text, reason):
     assert contents() == {}
 
 
+@pytest.mark.slow
 def test_a_pipe_between_processes():
     """Only rows go to stdout; a stdout that cannot be written is an error."""
     words = command("--statement", "s.json", "--overwrite", source="-", output="-")

@@ -138,6 +138,7 @@ CASES = {
         {**WITH_NOISE, "check_fit2d_1sample": "Its error names the part that has no example."},
     ),
 }
+FAST = {"TableCodes", "PatchDictionary", "PrivateRidge, classes"}
 
 
 def test_every_estimator_is_in_the_table():
@@ -151,7 +152,10 @@ def test_every_estimator_is_in_the_table():
 
 @pytest.mark.usefixtures("fits_apart")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES],
+)
 def test_check_estimator(name):
     case = CASES[name]
     results = check_estimator(

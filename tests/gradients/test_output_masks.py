@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -148,6 +149,21 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
+FAST = {"LSTM", "per step", "attention", "masked rows", "ignored class", "two outputs"}
+
+
+def slow_if_large(cases: Iterable[str]) -> list[Any]:
+    """Returns each case with each method; the fast ones have one model of each form."""
+    return [
+        pytest.param(
+            case, method, marks=[pytest.mark.slow] * (case not in FAST or method != fast_method)
+        )
+        for case in cases
+        for method in ("auto", "vectorized")
+        for fast_method in ("vectorized" if case == "per step" else "auto",)
+    ]
+
+
 def gradients_of_keras(model: keras.Model, x: Any, y: Any, loss: Any) -> list[list[np.ndarray]]:
     """Returns the gradients of Keras's own loss of each example, as a batch of one."""
     model.compile("sgd", loss)
@@ -180,8 +196,7 @@ def with_padded_labels(y: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.holds("training.LabelDPModel")
-@pytest.mark.parametrize("method", ["auto", "vectorized"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "method"), slow_if_large(CASES))
 def test_gradients_are_those_of_keras(case: str, method: str) -> None:
     make, x, y, loss = CASES[case]
     model = make()
@@ -199,8 +214,10 @@ def test_gradients_are_those_of_keras(case: str, method: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.holds("training.LabelDPModel")
-@pytest.mark.parametrize("method", ["auto", "vectorized"])
-@pytest.mark.parametrize("case", [case for case in CASES if case != "ignored class alone"])
+@pytest.mark.parametrize(
+    ("case", "method"),
+    slow_if_large(case for case in CASES if case != "ignored class alone"),
+)
 def test_a_padded_label_changes_nothing(case: str, method: str) -> None:
     make, x, y, loss = CASES[case]
     model = make()

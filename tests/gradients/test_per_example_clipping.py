@@ -416,9 +416,35 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
 # The vectorized method treats all layers alike, so a few of the ghost models suffice.
 FEW = ("Conv2D", "Embedding", "residual")
 VECTORIZED = ("Conv2D", "residual", "attention", "groups and Lambda", "shared layer", "subclass")
+# Models of many operators, whose rules smaller models have too.
+LARGE = {
+    "nested",
+    "large Conv2D",
+    "Conv3D with groups",
+    "LSTM",
+    "recurrent cells",
+    "decoder",
+    "partly frozen RNN",
+    "own cell",
+    "TimeDistributed",
+    "TimeDistributed twice",
+    "attention with masks",
+    "grouped attention",
+    "causal cross-attention",
+    "siamese",
+    "LoRA of Conv2D",
+    "LoRA over time",
+}
+
+
+def slow_if_large(cases: list[tuple[Any, ...]]) -> list[Any]:
+    """Marks the cases of large models."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in LARGE)) for case in cases]
+
+
 CASES = [
-    *[(name, "ghost") for name in GHOST],
-    *[(name, "vectorized") for name in VECTORIZED],
+    *slow_if_large([(name, "ghost") for name in GHOST]),
+    *slow_if_large([(name, "vectorized") for name in VECTORIZED]),
     *[
         pytest.param(name, "vectorized", marks=pytest.mark.slow)
         for name in ("Embedding", "own cell", "SeparableConv2D", *OTHER)
@@ -597,18 +623,20 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
 
 @pytest.mark.parametrize(
     ("name", "method", "group_size"),
-    [
-        *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
-        ("TimeDistributed", "ghost", 2),
-        ("Conv2D", "ghost", 3),
-        ("one channel", "ghost", 2),
-        ("attention with masks", "ghost", 2),
-        ("cross-attention", "ghost", 3),
-        ("EinsumDense", "ghost", 2),
-        ("siamese", "ghost", 2),
-        ("tied", "ghost", 3),
-        ("residual", "vectorized", 2),
-    ],
+    slow_if_large(
+        [
+            *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
+            ("TimeDistributed", "ghost", 2),
+            ("Conv2D", "ghost", 3),
+            ("one channel", "ghost", 2),
+            ("attention with masks", "ghost", 2),
+            ("cross-attention", "ghost", 3),
+            ("EinsumDense", "ghost", 2),
+            ("siamese", "ghost", 2),
+            ("tied", "ghost", 3),
+            ("residual", "vectorized", 2),
+        ]
+    ),
 )
 def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
     check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method)), group_size)
@@ -616,18 +644,20 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
 
 @pytest.mark.parametrize(
     ("name", "method", "max_bytes"),
-    [
-        ("Conv2D", "ghost", 1_000),
-        ("one channel", "ghost", 200),
-        ("groups", "ghost", 1_000),
-        ("Embedding with masks", "ghost", 400),
-        ("LoRA over time", "ghost", 1_000),
-        ("LSTM", "ghost", 2_000),
-        ("siamese", "ghost", 8_000),
-        ("two lookups", "ghost", 2_000),  # a gradient of its table has 16,000 bytes
-        ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
-        ("residual", "vectorized", 3_000),
-    ],
+    slow_if_large(
+        [
+            ("Conv2D", "ghost", 1_000),
+            ("one channel", "ghost", 200),
+            ("groups", "ghost", 1_000),
+            ("Embedding with masks", "ghost", 400),
+            ("LoRA over time", "ghost", 1_000),
+            ("LSTM", "ghost", 2_000),
+            ("siamese", "ghost", 8_000),
+            ("two lookups", "ghost", 2_000),  # a gradient of its table has 16,000 bytes
+            ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
+            ("residual", "vectorized", 3_000),
+        ]
+    ),
 )
 def test_a_bound_on_memory_changes_nothing(name: str, method: str, max_bytes: int):
     check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method, max_bytes)))
@@ -887,7 +917,7 @@ def check_coordinates(
         np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=3e-5 * clip)
 
 
-@pytest.mark.parametrize("name", IN_COORDINATES)
+@pytest.mark.parametrize("name", slow_if_large([(name,) for name in IN_COORDINATES]))
 def test_gradients_are_clipped_in_coordinates(name: str):
     check_coordinates(name, "ghost", 2**30)
 

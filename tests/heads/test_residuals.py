@@ -95,6 +95,7 @@ def test_estimates_of_labels_are_closer_than_the_head_and_than_plain_draws(drawn
     assert abs(total.value - Y.sum()) < 5 * total.standard_error
 
 
+@pytest.mark.slow
 def test_trees_start_from_the_head_and_a_network_learns_the_draw(drawn, tmp_path):
     _, head, noisy = drawn
     model = PrivateBoosting(start=head).fit(X, noisy)
@@ -321,6 +322,7 @@ def test_features_and_encoders_with_receipts_on_an_array_of_labels(fits_of_this_
     assert fits[1] < fits[2] < fits[3] and fits[2] > 3.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [["start"], ["c", "start"], ["a", "start", "c"]])
 @pytest.mark.parametrize("has_encoder", [True, False])
 def test_an_exported_start_reads_its_own_columns(columns, has_encoder):

@@ -19,6 +19,8 @@ exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, 
 OTHERS = ("_columns", "_progress", "_validate", "cli", "plugins")
 """Parts that no user imports, the command, and names that other parts define."""
 PARTS = [part for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"]) if part not in OTHERS]
+TRAINING = {"front_door", "heads", "self_supervised", "semi_supervised", "training"}
+"""Parts that train models, which takes long."""
 ENGINES = ("scale/beam/__init__.py", "scale/spark/__init__.py", "scale/tfx/__init__.py")
 """Extras, whose source is parsed and not imported: each needs a separate environment."""
 VERBS = ("fit", "evaluate", "predict", "transform", "fit_transform", "score")

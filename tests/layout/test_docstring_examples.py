@@ -11,7 +11,7 @@ import pkgutil
 import typing
 
 import pytest
-from _entry_points import PARTS
+from _entry_points import PARTS, TRAINING
 
 import tf_labeldp
 import tf_labeldp.keras_layers
@@ -32,7 +32,13 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("part", sorted({name.split(".")[1] for name in MODULES}))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=[pytest.mark.slow] * (part in TRAINING))
+        for part in sorted({name.split(".")[1] for name in MODULES})
+    ],
+)
 def test_examples_run(part):
     """Runs the examples of an engine only if the engine is installed."""
     failed = {}

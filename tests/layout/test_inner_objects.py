@@ -504,12 +504,10 @@ ALL = {
 }
 QUICK = (
     "a search of heads",
-    "a front door",
     "chosen heads",
     "chosen noisy labels",
     "sets",
     "vault.LabelRandomizer",
-    "heads.HeadPriorRandomizer",
 )
 
 
@@ -653,6 +651,7 @@ def test_attributes_state_the_receipts_of_the_features(case: str, outcomes: Outc
 # Tests of the test.
 
 
+@pytest.mark.slow
 @pytest.mark.holds("vault.with_receipts")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["a search of heads", "chosen heads"])

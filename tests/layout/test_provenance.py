@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from _builders import BUILDERS, IMAGES, Put, X, Y, labels_of, learner, private_model
-from _entry_points import Argument, arguments, arguments_of_engines, kind_of
+from _entry_points import TRAINING, Argument, arguments, arguments_of_engines, kind_of
 
 import tf_labeldp as ldp
 from tf_labeldp import features
@@ -90,7 +90,13 @@ def repeatable_and_eager() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", sorted({each.place.partition(".")[0] for each in PUBLIC}))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=[pytest.mark.slow] * (part in TRAINING))
+        for part in sorted({each.place.partition(".")[0] for each in PUBLIC})
+    ],
+)
 def test_receipts_of_a_public_input_arrive(part: str) -> None:
     lost = []
     for argument in PUBLIC:
@@ -238,6 +244,7 @@ def test_noisy_labels_without_a_receipt_of_the_draw_promise_nothing() -> None:
     assert ldp.guarantee(model).epsilon == float("inf")
 
 
+@pytest.mark.slow
 def test_many_rows_in_lists_are_read() -> None:
     """More than 100,000 objects are refused; rows of numbers are not objects."""
     assert public_input([[float(row)] for row in range(100_001)]).receipts == ()

@@ -183,6 +183,7 @@ def test_everything_in_the_examples_answers_or_is_refused(part: str) -> None:
     assert answered.isdisjoint({"ndarray", "float", "int", "str", "Tensor", "EagerTensor"})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_result_answers_or_is_refused() -> None:
     """Those of the builders of all entry points that take public inputs."""

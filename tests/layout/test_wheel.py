@@ -55,6 +55,7 @@ def wheel(tmp_path_factory):
     return build(tmp_path_factory.mktemp("wheel"), SOURCE_DATE_EPOCH="1700000000")
 
 
+@pytest.mark.slow
 def test_two_wheels_have_the_same_bytes(wheel, tmp_path):
     """With the date of the commit, as `make wheel` has it; the copies have dates of their own."""
     second = build(tmp_path, SOURCE_DATE_EPOCH="1700000000")

@@ -145,6 +145,7 @@ def test_bad_settings(learner, change, match):
         learner(**{**parts(learner), **MEMBERS[learner][0], **change})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", LABELLED)
 def test_evaluate_takes_classes_and_rows_of_classes(learner):
     model = learner(**parts(learner), **({} if learner is DivideMix else {"from_logits": False}))

@@ -231,6 +231,7 @@ def result_of(script: str) -> dict[str, Any]:
     return json.loads(result.stdout.split("RESULT")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["arrays", "users", "poisson"])
 def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> None:
     """By examples, by users, and with noise of one seed."""
@@ -241,6 +242,7 @@ def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> N
     assert found[f"{on} stated"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["host", "device"])
 def test_noise_is_added_once_a_step_and_not_once_a_replica(
     found: dict[str, Any], source: str
@@ -257,6 +259,7 @@ def test_noise_is_added_once_a_step_and_not_once_a_replica(
     assert not low < 0.5 * ratio < high
 
 
+@pytest.mark.slow
 def test_one_replica_draws_from_the_device_and_a_compiled_step_has_one_alone(
     found: dict[str, Any],
 ) -> None:
@@ -265,12 +268,14 @@ def test_one_replica_draws_from_the_device_and_a_compiled_step_has_one_alone(
     assert found["compiled on one device"] == [1, True]
 
 
+@pytest.mark.slow
 def test_strategies_of_several_machines_are_refused(found: dict[str, Any]) -> None:
     unchanged, stated, message = found["workers"]
     assert unchanged and stated == "no record of any label"
     assert message.startswith("MultiWorkerMirroredStrategy is not supported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
