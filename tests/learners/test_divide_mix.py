@@ -71,14 +71,13 @@ def test_the_network_in_training_predicts_with_the_statistics_of_its_batch():
     normalisation = keras.layers.BatchNormalization(momentum=0.5)
     network = keras.Sequential([keras.Input((3,)), normalisation, keras.layers.Dense(NUM_CLASSES)])
     model = DivideMix(network, keras.layers.Identity(), keras.layers.Identity())
-    batch = {"x": np.ones((4, 3)), "u": np.ones((4, 3)), "y": np.eye(3)[[0, 1, 2, 0]]}
-    batch["w"] = np.ones(4)
-    sides = {
-        f"{side}_{key}": part.astype(np.float32)
-        for side in ("first", "second")
-        for key, part in batch.items()
+    batch = {
+        "labelled": np.ones((4, 3), np.float32),
+        "targets": np.eye(3, dtype=np.float32)[[0, 1, 2, 0]],
+        "clean": np.ones(4, np.float32),
+        "unlabelled": np.ones((4, 3), np.float32),
     }
-    model(sides, training=True)
+    model({"first": batch, "second": batch}, training=True)
     # Neither network moves its statistics when it predicts for the other one.
     for net in (model.network, model.second):
         np.testing.assert_allclose(net.layers[0].moving_mean, 1 - 0.5**5, rtol=1e-5)

@@ -24,7 +24,7 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.boosting import _lightgbm
-from tf_labeldp.boosting._lightgbm import Grown, Task
+from tf_labeldp.boosting._lightgbm import Fold, Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._mean_columns import with_means
 from tf_labeldp.boosting._targets import Start, check_range, classes_of, target_of
@@ -628,9 +628,9 @@ def _grown(task: Task) -> tuple[list[list[Grown]], np.ndarray, np.ndarray]:
     with Progress("Growing trees", len(parts) * len(_SHAPES) * size) as progress:
         for part in parts:
             held_out = np.sort(part)
-            train = np.setdiff1d(used, held_out, assume_unique=True)
+            fold = Fold(task, np.setdiff1d(used, held_out, assume_unique=True), held_out)
             for shape, (leaves, rate) in enumerate(_SHAPES):
-                members[shape].append(task.grow(leaves, rate, train, held_out))
+                members[shape].append(fold.grow(leaves, rate))
                 scores[shape].append(members[shape][-1].scores(task.rows[held_out]))
                 progress.advance(size)
     rows = np.concatenate([np.sort(part) for part in parts])

@@ -115,25 +115,34 @@ class Task:
             params=self.settings,
         )
 
-    def grow(self, leaves: int, rate: float, train: np.ndarray, held_out: np.ndarray) -> Grown:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fold:
+    """The rows on which trees grow, and other rows, whose loss ends their growth."""
+
+    task: Task
+    train: np.ndarray
+    held_out: np.ndarray
+
+    def grow(self, leaves: int, rate: float) -> Grown:
         """Returns trees that boost the scores of the loss, whose derivatives are the objective."""
-        lightgbm, outputs = load(), self.loss.start.shape[1]
-        losses = {"train": self.loss.take(train), "held_out": self.loss.take(held_out)}
+        task, lightgbm, outputs = self.task, load(), self.task.loss.start.shape[1]
+        loss, other_loss = task.loss.take(self.train), task.loss.take(self.held_out)
 
         def weighted(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            if self.weights is None:
+            if (weights := task.weights_of(rows)) is None:
                 return values
-            return values * self.weights[rows].reshape(-1, *[1] * (values.ndim - 1))
+            return values * weights.reshape(-1, *[1] * (values.ndim - 1))
 
         def objective(scores: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
-            scores = scores.reshape(-1, outputs) + losses["train"].start
-            pair = [weighted(part, train) for part in losses["train"].derivatives(scores)]
+            scores = scores.reshape(-1, outputs) + loss.start
+            pair = [weighted(part, self.train) for part in loss.derivatives(scores)]
             gradient, hessian = pair if outputs > 1 else (part[:, 0] for part in pair)
             return gradient, hessian
 
         def held_out_loss(scores: np.ndarray, _: Any) -> tuple[str, float, bool]:
-            scores = scores.reshape(-1, outputs) + losses["held_out"].start
-            values = weighted(losses["held_out"].values(scores), held_out)
+            scores = scores.reshape(-1, outputs) + other_loss.start
+            values = weighted(other_loss.values(scores), self.held_out)
             return "loss", float(values.mean()), False
 
         settings = {
@@ -142,15 +151,15 @@ class Task:
             "num_class": outputs,
             "num_leaves": leaves,
             "learning_rate": rate,
-            "lambda_l2": self.shrinkage,
+            "lambda_l2": task.shrinkage,
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightgbm")
             booster = lightgbm.train(
-                settings | self.settings,
-                self.binned.subset(train),
-                self.max_trees,
-                valid_sets=[self.binned.subset(held_out)],
+                settings | task.settings,
+                task.binned.subset(self.train),
+                task.max_trees,
+                valid_sets=[task.binned.subset(self.held_out)],
                 feval=held_out_loss,
                 callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
             )

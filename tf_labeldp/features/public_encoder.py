@@ -38,7 +38,6 @@ from tf_labeldp.features.reader import (
     input_parts,
     is_lazy,
     refuse_endless,
-    rows_of,
     stacked,
 )
 from tf_labeldp.features.tables import as_table, is_structured, names_of, to_inputs
@@ -256,7 +255,7 @@ class PublicEncoder(FeatureMap):
         keys = _row_keys(first)
         if keys is None or keys[0] not in folder:
             return
-        computed = self._computed(rows_of(first, np.arange(1)))
+        computed = self._computed(FeatureRows(first).raw(np.arange(1)))
         stored = folder.read(keys[:1])
         if stored.shape != computed.shape or not np.allclose(stored, computed, 1e-3, 1e-5):
             raise ValueError(
@@ -308,7 +307,8 @@ class PublicEncoder(FeatureMap):
         if self._folder is not None and stored.any():
             parts.append(self._folder.read([keys[place] for place in np.flatnonzero(stored)]))
         if new.size:
-            computed = self._computed(block if new.size == len(keys) else rows_of(block, new))
+            is_whole = new.size == len(keys)
+            computed = self._computed(block if is_whole else FeatureRows(block).raw(new))
             parts.append(computed)
             if self._folder is not None and not sparse.issparse(computed):
                 self._folder.write([keys[place] for place in new], computed)
@@ -425,13 +425,10 @@ def _blocks(inputs: Any) -> Iterator[Any]:
             yield element[0] if isinstance(element, tuple) else element
         return
     inputs = _in_rows(inputs)
-    size = FeatureRows(inputs).num_inputs
+    rows = FeatureRows(inputs)
+    size = rows.num_inputs
     for start in range(0, size, _BLOCK):
-        yield (
-            inputs
-            if size <= _BLOCK
-            else rows_of(inputs, np.arange(start, min(start + _BLOCK, size)))
-        )
+        yield inputs if size <= _BLOCK else rows.raw(np.arange(start, min(start + _BLOCK, size)))
 
 
 def _in_rows(inputs: Any) -> Any:

@@ -183,7 +183,13 @@ class FeatureRows:
 
     def raw(self, places: Setting[np.ndarray]) -> Any:
         """Returns rows of the raw inputs in their own type, by their numbers."""
-        return rows_of(self._inputs, places)
+        if isinstance(self._inputs, (dict, tuple)):
+            return map_parts(lambda part: np.asarray(part)[places], self._inputs)
+        if is_lazy(self._inputs):
+            return self._inputs[places]
+        if isinstance(self._inputs, ArrowTable):
+            return self._inputs.take(places)
+        return _safe_indexing(self._inputs, places)
 
     def parts(self, function: Setting[Callable[[Any], Any]]) -> Any:
         """Returns a function's results for arrays, CSR matrices and lazy sources of row numbers.
@@ -558,17 +564,6 @@ def is_lazy(inputs: Any) -> bool:
     """Returns whether inputs are an object that gives its rows by their numbers alone."""
     known = (list, tuple, Mapping, Shaped, Frame)
     return isinstance(inputs, Indexed) and not isinstance(inputs, known)
-
-
-def rows_of(inputs: Any, places: np.ndarray) -> Any:
-    """Returns rows of inputs in their own type, by their numbers."""
-    if isinstance(inputs, (dict, tuple)):
-        return map_parts(lambda part: np.asarray(part)[places], inputs)
-    if is_lazy(inputs):
-        return inputs[places]
-    if isinstance(inputs, ArrowTable):
-        return inputs.take(places)
-    return _safe_indexing(inputs, places)
 
 
 def stacked(parts: list[Any]) -> Any:

@@ -360,14 +360,14 @@ class LikelihoodProblem:
         most = max(_CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE * rows.shape[1])
         if len(rows) <= 2 * most:
             return self
-        places = np.random.default_rng(0).permutation(len(rows))
-        small = dataclasses.replace(self, likelihood=_sampled(self.likelihood, places[:most]))
+        number = max(most, _LOSS_SCORES // self.moments.shape[1])
+        # The fits know the sample, and its loss would be too small.
+        sizes = [most, number] if len(rows) > number else [most]
+        sample, *unseen = _samples(self.likelihood, sizes)
+        small = dataclasses.replace(self, likelihood=sample)
         u = small.fit(multiple, self.moments, start)
         tilt = self._value_and_gradient(u)[1] - small._value_and_gradient(u)[1]
-        other, number = self.likelihood, max(most, _LOSS_SCORES // len(tilt.T))
-        if len(rows) > number:  # the fits know the sample, and its loss would be too small
-            other = _sampled(other, places[most : most + number])
-        return dataclasses.replace(small, tilt=tilt, other=other)
+        return dataclasses.replace(small, tilt=tilt, other=(unseen or [self.likelihood])[0])
 
     def _centred(self, values: np.ndarray) -> np.ndarray:
         if not self.likelihood.softmax:
@@ -375,14 +375,18 @@ class LikelihoodProblem:
         return values - values.mean(axis=1, keepdims=True)
 
 
-def _sampled(likelihood: Any, places: np.ndarray) -> Any:
-    """Returns the likelihood, estimated from the rows at the places alone."""
-    places, weights = np.sort(places), likelihood.weights
-    if weights is not None:
-        weights = weights[places] / weights[places].mean()
-    weight = likelihood.weight * len(likelihood.rows) / len(places)
-    rows = likelihood.rows[places]
-    return dataclasses.replace(likelihood, rows=rows, weight=weight, weights=weights)
+def _samples(likelihood: Any, sizes: list[int]) -> list[Any]:
+    """Returns the likelihood, estimated from disjoint random samples of its rows."""
+    order = np.random.default_rng(0).permutation(len(likelihood.rows))
+    found = []
+    for part in np.split(order, np.cumsum(sizes))[:-1]:
+        rows, weights = np.sort(part), likelihood.weights
+        if weights is not None:
+            weights = weights[rows] / weights[rows].mean()
+        weight = likelihood.weight * len(likelihood.rows) / len(rows)
+        fields = {"rows": likelihood.rows[rows], "weight": weight, "weights": weights}
+        found.append(dataclasses.replace(likelihood, **fields))
+    return found
 
 
 def _descend(loss: Callable[[float], float], best: float) -> float:

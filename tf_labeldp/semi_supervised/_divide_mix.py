@@ -130,10 +130,9 @@ class DivideMix(Learner):
                 ops.cast(net(views, training=training), "float32")
                 for net in (self.network, self.second)
             ]
-        sides = (("first", self.network, self.second), ("second", self.second, self.network))
         return [
-            self._mixed(*networks, *(inputs[f"{name}_{key}"] for key in ("x", "y", "w", "u")))
-            for name, *networks in sides
+            self._mixed(self.network, self.second, inputs["first"]),
+            self._mixed(self.second, self.network, inputs["second"]),
         ]
 
     def compute_loss(
@@ -267,10 +266,9 @@ class DivideMix(Learner):
     def _predicted(network: Any, images: Any, training: bool = False) -> Any:
         return ops.softmax(ops.cast(network(images, training=training), "float32"))
 
-    def _mixed(
-        self, network: Any, other: Any, images: Any, targets: Any, clean: Any, unlabelled: Any
-    ) -> Any:
+    def _mixed(self, network: Any, other: Any, batch: dict[str, Any]) -> Any:
         """Returns logits, mixed targets, and the number of rows that begin as labelled images."""
+        images, unlabelled = batch["labelled"], batch["unlabelled"]
 
         def mean_prediction(images: Any, *others: Any) -> Any:
             views = [self.weak(images, training=True) for _ in range(2)]
@@ -279,8 +277,8 @@ class DivideMix(Learner):
             shares += [self._predicted(net, view) for net in others for view in views]
             return sum(shares) / float(len(shares))
 
-        clean = clean[:, None]
-        refined = clean * targets + (1.0 - clean) * mean_prediction(images)
+        clean = batch["clean"][:, None]
+        refined = clean * batch["targets"] + (1.0 - clean) * mean_prediction(images)
         predicted = mean_prediction(unlabelled, other)
         refined, predicted = (
             ops.stop_gradient(sharpened(shares, self.temperature))
@@ -360,8 +358,10 @@ class _Divided(Batches):
             labelled = clean[orders[2 * number] % len(clean)]
             unlabelled = rest[orders[2 * number + 1] % len(rest)]
             rows = self._labelled.rows
-            batch[f"{name}_x"] = self._images[rows[labelled]]
-            batch[f"{name}_y"] = self._labelled.targets[labelled]
-            batch[f"{name}_w"] = probability[labelled]
-            batch[f"{name}_u"] = self._images[rows[unlabelled]]
+            batch[name] = {
+                "labelled": self._images[rows[labelled]],
+                "targets": self._labelled.targets[labelled],
+                "clean": probability[labelled],
+                "unlabelled": self._images[rows[unlabelled]],
+            }
         return (batch,)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipts, public_input
-from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
+from tf_labeldp.accounting.provenance import OptimizerSteps, Weights
 from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import InspectedModel
@@ -162,13 +162,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     def written_receipts(self) -> bytes:
         """Returns the receipts as the bytes of a file."""
-        noted = [place for place, layer in enumerate(Weights.layers_of(self)) if History.of(layer)]
-        return Receipts(public_input(self).receipts).to_bytes(layers=noted)
+        return TrainedModel(self).written_receipts()
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
         """Adds the receipts of a file to those of the model."""
-        receipts, data = Receipts.from_bytes(content)
-        TrainedModel(self).attach_from_file(receipts, data.get("layers"))
+        TrainedModel(self).read_receipts(content)
 
     def declare(
         self,

@@ -358,7 +358,7 @@ class MultiStageTraining(CountedTraining):
         optimizer = model.optimizer
         with _scope(model):
             if not model.built:
-                model(self._features.take(np.arange(1)))
+                model(self._features.first)
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
@@ -424,7 +424,7 @@ class MultiStageTraining(CountedTraining):
 
     def _check_model(self) -> None:
         k = self._labels.num_classes
-        outputs = self._of_output(self.model(self._features.take(np.arange(1)), training=False))
+        outputs = self._of_output(self.model(self._features.first, training=False))
         loss = KerasLoss(self._loss)
         shape = tuple(outputs.shape) if keras.ops.is_tensor(outputs) else ()
         if shape != (1, k):
@@ -570,9 +570,12 @@ class MultiStageTraining(CountedTraining):
     @without_retracing_warnings()
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
         """Returns the model's probabilities ``float64`` (m, K)."""
-        outputs = self.model.predict(
-            self._features.batches(indices, self._batch_size), verbose=int(self._is_verbose)
-        )
+        rows = tf.data.Dataset.from_tensor_slices(indices).batch(self._batch_size)
+        # Keras would take a bare tuple of features for (x, y), so it is wrapped in another.
+        features = rows.map(
+            lambda some: (self._features.take(some),), num_parallel_calls=tf.data.AUTOTUNE
+        ).prefetch(tf.data.AUTOTUNE)
+        outputs = self.model.predict(features, verbose=int(self._is_verbose))
         outputs = self._of_output(outputs)
         return priors_from_outputs(outputs, self._logits, temperature)
 

@@ -121,16 +121,13 @@ class Features:
             self.tensors = tf.nest.map_structure(_as_tensor, self.source.whole())
         self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self.tensors))
 
-    def take(self, indices: Any) -> Any:
-        return tf.nest.map_structure(lambda t: tf.gather(t, indices), self.tensors)
+    @property
+    def first(self) -> Any:
+        """The features of the first example, as a batch."""
+        return tf.nest.map_structure(lambda t: t[:1], self.tensors)
 
-    def batches(self, indices: np.ndarray, batch_size: int) -> tf.data.Dataset:
-        """Returns batches of these examples' features, in order, for ``predict``."""
-        dataset = tf.data.Dataset.from_tensor_slices(indices).batch(batch_size)
-        # Keras would take a bare tuple of features for (x, y), so it is wrapped in another.
-        return dataset.map(
-            lambda rows: (self.take(rows),), num_parallel_calls=tf.data.AUTOTUNE
-        ).prefetch(tf.data.AUTOTUNE)
+    def take(self, indices: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda t: tf.gather(t, indices), self.tensors)
 
 
 class StageDataset:

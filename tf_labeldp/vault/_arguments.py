@@ -123,7 +123,7 @@ def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:
         old = {name: keywords.pop(name) for name in names}
         old = {name: value for name, value in old.items() if value is not None}
         if old:
-            keywords = _in_new_arguments(old, places, keywords)
+            keywords = _in_new_arguments(old, dict(zip(["kind"], places, strict=False)) | keywords)
             places = ()
             for name in old:
                 # The line of the call: the library's own calls are errors in its tests.
@@ -137,10 +137,8 @@ def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:
     return construct  # type: ignore[return-value]
 
 
-def _in_new_arguments(
-    old: dict[str, Any], places: tuple[Any, ...], keywords: dict[str, Any]
-) -> dict[str, Any]:
-    new = dict(zip(["kind"], places, strict=False)) | keywords
+def _in_new_arguments(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments ``new``, with those that stand for the ones of version 0.3."""
     of_kind = {name: old[name] for name in _OF_KIND if name in old}
     if of_kind:
         number = [new.pop(name) for name in ("kind", "num_classes") if name in new]

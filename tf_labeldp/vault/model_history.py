@@ -85,9 +85,15 @@ class TrainedModel:
             set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
         OptimizerSteps.of(self.model).note(History.of(self.model))
 
-    def attach_from_file(self, receipts: tuple[Receipt, ...], places: Iterable[int] | None) -> None:
-        """Adds receipts from a file to the layers at these places; None adds them to all."""
-        layers = self.layers
+    def written_receipts(self) -> bytes:
+        """Returns the receipts of the model and the places of its layers with a history."""
+        noted = [place for place, layer in enumerate(self.layers) if History.of(layer)]
+        return Receipts(public_input(self.model).receipts).to_bytes(layers=noted)
+
+    def read_receipts(self, content: bytes) -> None:
+        """Adds the receipts that ``written_receipts`` wrote to the layers at their places."""
+        receipts, data = Receipts.from_bytes(content)
+        layers, places = self.layers, data.get("layers")
         if places is not None:
             layers = [layers[place] for place in places if place < len(layers)]
         for layer in self._with(layers):
