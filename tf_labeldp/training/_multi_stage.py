@@ -505,7 +505,7 @@ class MultiStageTraining(CountedTraining):
         priors = self._first_priors
         if stage > 0:
             self._report(f"Stage {stage + 1}: predicting priors for {part.size} examples")
-            rows = self._predict(part, self._plan.temperatures[stage])
+            rows = self._predict([stage], self._plan.temperatures[stage])
             priors = Priors(rows, receipts=public_input(self.model).receipts)
         self._draw(stage, priors)
         mean_k = float(self._labels.num_classes)
@@ -568,8 +568,9 @@ class MultiStageTraining(CountedTraining):
         return self._draw(stage, None)
 
     @without_retracing_warnings()
-    def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
-        """Returns the model's probabilities ``float64`` (m, K)."""
+    def _predict(self, stages: Sequence[int], temperature: float) -> np.ndarray:
+        """Returns the model's probabilities ``float64`` (m, K) of the parts of some stages."""
+        indices = np.concatenate([self._plan.parts[stage] for stage in stages])
         rows = tf.data.Dataset.from_tensor_slices(indices).batch(self._batch_size)
         # Keras would take a bare tuple of features for (x, y), so it is wrapped in another.
         features = rows.map(
@@ -587,7 +588,8 @@ class MultiStageTraining(CountedTraining):
             return indices
         noisy = np.concatenate([labels.values for labels in earlier])
         self._report(f"Filtering {indices.size} earlier labels by the model's top {k}")
-        return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
+        likely = top_k_members(self._predict(range(len(earlier)), 1.0), k)
+        return indices[likely[np.arange(noisy.size), noisy]]
 
     def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
         with _scope(self.model):

@@ -348,8 +348,11 @@ class Draws:
             mechanism=described,
             public_digest=public_input.digest() if isinstance(public_input, _HasDigest) else digest,
             made_of=made_of,
-            indices=rows,
-            arrays={"values": values, **priors, **self._arrays_of_shift(kind, rows)},
+            arrays={
+                **{"values": values, "indices": rows},
+                **priors,
+                **self._arrays_of_shift(kind, rows),
+            },
         )
         return record
 

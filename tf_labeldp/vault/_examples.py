@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import PublicInput
+from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.vault._draws import Sealed
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.records import Arrival
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Examples:
     """Some examples of a vault, numbered from 0: their labels, and their rows in the whole vault.
 
@@ -21,80 +23,73 @@ class Examples:
         kind: the kind of the labels.
         sealed: the true labels of the whole vault.
         chosen_by: the receipts of the choice of these examples, without a value.
+        part: the rows, ``int64`` (n,), of a part of the vault; None for all with a label.
     """
 
-    __slots__ = ("_among", "chosen_by", "kind", "sealed")
-
-    def __init__(
-        self,
-        kind: LabelKind,
-        sealed: Sealed,
-        chosen_by: PublicInput[Any],
-        among: np.ndarray | None = None,
-    ) -> None:
-        self.kind, self.sealed, self.chosen_by = kind, sealed, chosen_by
-        self._among = among  # int64 (n,), rising; None for all with a label
-
-    @property
-    def is_part(self) -> bool:
-        return self._among is not None
+    kind: LabelKind
+    sealed: Sealed
+    chosen_by: PublicInput[Any]
+    part: np.ndarray | None = None
 
     @property
     def chosen(self) -> np.ndarray | None:
         """The rows of these examples in the whole vault, ``int64`` (n,); None for all."""
-        return self.sealed.rows if self._among is None else self._among
+        return self.sealed.rows if self.part is None else self.part
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of these examples in the whole vault, ``int64`` (n,)."""
+        return np.arange(len(self.sealed)) if self.chosen is None else self.chosen
 
     def __len__(self) -> int:
         return len(self.sealed) if self.chosen is None else self.chosen.size
 
-    def rows(self, indices: Any = None) -> np.ndarray:
-        """Returns the rows of some of these examples in the whole vault; None stands for all."""
-        rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
-        return rows if self.chosen is None else self.chosen[rows]
+    def some(self, indices: Any = None) -> Examples:
+        """Returns the examples that public indices or a mask name, in their order; None for all."""
+        rows, public = PublicInput.bare(indices), public_input(indices, self.chosen_by)
+        part = self.part if rows is None else self.rows[_checked_rows(rows, len(self))]
+        return dataclasses.replace(self, chosen_by=public.with_value(None), part=part)
 
-    def part(self, indices: np.ndarray, chosen_by: PublicInput[Any]) -> Examples:
-        return Examples(self.kind, self.sealed, chosen_by, self.rows(indices))
+    def random_share(self, share: Any, users: np.ndarray | None, seed: int) -> np.ndarray:
+        """Returns which examples are in a random share of them or of users, ``bool`` (n,)."""
+        share = _validate.number_in("held_out", share, "(0, 1)")
+        order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
+        owners = np.arange(len(self)) if users is None else users
+        number = int(owners.max(initial=-1)) + 1
+        return np.isin(owners, order.permutation(number)[: round(share * number)])
 
-    def held_out(self, held_out: Any, users: np.ndarray | None, seed: int) -> np.ndarray:
-        """Returns which examples are in the second part of a split, ``bool`` (n,)."""
-        n = len(self)
-        if np.ndim(held_out) == 0:
-            share = _validate.number_in("held_out", held_out, "(0, 1)")
-            order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
-            owners = np.arange(n) if users is None else users
-            number = int(owners.max(initial=-1)) + 1
-            held_out = np.isin(owners, order.permutation(number)[: round(share * number)])
-        second = np.zeros(n, dtype=bool)
-        second[_checked_rows(held_out, n)] = True
-        if not 0 < second.sum() < n:
+    def split(self, second: Examples) -> tuple[Examples, Examples]:
+        """Returns the other examples, and the second ones, both in the order of the vault."""
+        is_second = np.isin(self.rows, second.rows)
+        if not 0 < len(second) < len(self):
             raise ValueError(
-                f"expected examples in both parts, got {second.sum()} held out of {n}. Change "
-                "held_out."
+                f"expected examples in both parts, got {len(second)} held out of {len(self)}. "
+                "Change held_out."
             )
-        return second
+        first = dataclasses.replace(second, part=self.rows[~is_second])
+        return first, dataclasses.replace(second, part=self.rows[is_second])
 
     def arrival(
-        self, array: np.ndarray, labelled: np.ndarray, rows: Any, unlabelled: Any, records: int
+        self, array: np.ndarray, new: Arrival, rows: Any, records: int
     ) -> tuple[np.ndarray, Arrival]:
         """Returns encoded labels in the order of their rows, and their arrival.
 
         Args:
             array: encoded labels of new examples, or of ``rows``.
-            labelled: the new examples that have one.
+            new: the arrival of new examples in an empty vault.
             rows: the examples whose labels these are; None for new examples at the end.
-            unlabelled: the new examples without a label.
             records: the number of earlier records.
         """
         size = len(self.sealed)
         if not len(array):
             raise ValueError("expected at least one more example, got none.")
         if rows is None:
-            return array[labelled], Arrival(size + len(array), size + labelled, records)
+            return array[new.rows], Arrival(size + new.total, size + new.rows, records)
         came = _checked_rows(rows, size)
-        if unlabelled is not None or came.size != len(array):
+        if came.size != len(array):
             raise ValueError(
-                f"expected a label for each of rows, and no unlabelled=, got {len(array)} "
-                f"labels and {came.size} rows. Leave out rows without a label."
+                f"expected a label for each of rows, got {len(array)} labels and {came.size} rows. "
+                "Leave out rows without a label."
             )
         if known := int(np.count_nonzero(self.sealed.arrived[came] >= 0)):
             raise ValueError(
@@ -104,18 +99,18 @@ class Examples:
         return array[np.argsort(came)], Arrival(size, np.sort(came), records)
 
 
-def encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded labels, and the examples that have one; the others have any label."""
+def encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray, Arrival]:
+    """Returns encoded labels, any label for the unlabelled examples, and the arrival of others."""
     if unlabelled is None:
         array = kind.encode(labels)
-        return array, np.arange(len(array))
+        return array, Arrival(len(array), np.arange(len(array)))
     known = Column.of(labels)
     size = len(known)
     rows = np.setdiff1d(np.arange(size), _checked_rows(unlabelled, size))
     array = kind.any_labels(size)
     if rows.size:
         array[rows] = kind.encode(known.take(rows))
-    return array, rows
+    return array, Arrival(size, rows)
 
 
 def _checked_rows(indices: Any, n: int) -> np.ndarray:

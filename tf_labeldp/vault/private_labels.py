@@ -48,7 +48,6 @@ from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers
 from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
-from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.users import Users
@@ -212,7 +211,7 @@ class PrivateLabels(LedgerOwner):
                 raise ValueError(
                     "Keyed draws need the labels of all examples. Leave unlabelled out."
                 )
-        array, rows = encoded(of_labels, labels, missing.value)
+        array, first = encoded(of_labels, labels, missing.value)
         if folder.path is None:
             self._store = None
         else:
@@ -220,11 +219,11 @@ class PrivateLabels(LedgerOwner):
         keyed = None if by_key is None else KeyedDraws(by_key.ids, len(array))
         codes = None if persons is None else persons.codes(len(array))
         ledger = Ledger.of_labels(
-            array, rows, of_labels, people, budget, self._store, folder.actor, codes
+            array, first.rows, of_labels, people, budget, self._store, folder.actor, codes
         )
-        arrivals = [Arrival(len(array), rows)]
+        arrivals = [first]
         if self._store is not None:
-            arrivals = self._store.arrivals(len(array), rows)
+            arrivals = self._store.arrivals(len(array), first.rows)
         if keyed is not None:
             keyed.open(ledger, self._store)
         self._examples = Examples(of_labels, Sealed(array, arrivals), missing.with_value(None))
@@ -232,21 +231,18 @@ class PrivateLabels(LedgerOwner):
         self._uses = Uses(ledger, drawn, self._examples)
         self._uses.note_arrivals()
         if persons is not None and persons.at_most is not None and codes is not None:
-            some = persons.some_rows(codes[self._examples.rows()])
-            self._set_examples(self._examples.part(some, missing.with_value(None)))
+            some = persons.some_rows(codes[self._examples.rows])
+            self._set_examples(self._examples.some(some))
         self.adopt(Receipts.merged(source.receipts, missing.receipts, owners.receipts))
 
     def _set_examples(self, examples: Examples) -> None:
         self._examples, self._uses = examples, self._uses.of(examples)
 
-    def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
+    def _part(self, examples: Examples) -> PrivateLabels:
         part = object.__new__(PrivateLabels)
         part._store, part._uses = self._store, self._uses
-        part._set_examples(self._examples.part(mask, chosen_by))
+        part._set_examples(examples)
         return part
-
-    def _rows(self, indices: Any = None) -> np.ndarray:
-        return self._examples.rows(PublicInput.bare(indices))
 
     @property
     def kind(self) -> LabelKind:
@@ -292,13 +288,15 @@ class PrivateLabels(LedgerOwner):
     def users(self) -> np.ndarray | None:
         """The users of these examples as numbers from 0, ``int64`` (n,); None without users."""
         codes = self._uses.ledger.users
-        return None if codes is None else np.unique(codes[self._rows()], return_inverse=True)[1]
+        return (
+            None if codes is None else np.unique(codes[self._examples.rows], return_inverse=True)[1]
+        )
 
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
         codes = self._uses.ledger.users
-        return 1 if codes is None else int(np.bincount(codes[self._rows()]).max(initial=1))
+        return 1 if codes is None else int(np.bincount(codes[self._examples.rows]).max(initial=1))
 
     @property
     def mean_group_size(self) -> float:
@@ -337,7 +335,7 @@ class PrivateLabels(LedgerOwner):
     @property
     def indices(self) -> np.ndarray:
         """The rows of these examples in the whole vault, ``int64`` (n,)."""
-        return self._rows().copy()
+        return self._examples.rows.copy()
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -366,10 +364,11 @@ class PrivateLabels(LedgerOwner):
             (80, 20, (20,))
         """
         public = public_input(held_out)
-        second = self._examples.held_out(public.value, self.users, seed)
+        if np.ndim(public.value) == 0:
+            public = public.with_value(self._examples.random_share(public.value, self.users, seed))
+        first, second = self._examples.split(self._examples.some(public))
         self.adopt(public.receipts)
-        chosen = public_input(self._examples.chosen_by, public).with_value(None)
-        return self._part(~second, chosen), self._part(second, chosen)
+        return self._part(first), self._part(second)
 
     @_validate.clears_frames
     def extend(
@@ -420,7 +419,7 @@ class PrivateLabels(LedgerOwner):
             (6, [4])
         """
         examples, ledger = self._examples, self._uses.ledger
-        if examples.is_part:
+        if examples.part is not None:
             raise ValueError(
                 f"expected the whole vault, got a part with {len(self)} examples. Extend the vault "
                 "that was split."
@@ -430,21 +429,23 @@ class PrivateLabels(LedgerOwner):
             raise ValueError(f"{name} are for all labels. Make a vault of the new ones.")
         public = public_input(rows, unlabelled)
         rows, unlabelled = public.value
-        array, labelled = encoded(examples.kind, labels, unlabelled)
+        if rows is not None and unlabelled is not None:
+            raise ValueError(
+                "expected a label for each of rows, and no unlabelled=, got both. Leave out rows "
+                "without a label."
+            )
+        array, new = encoded(examples.kind, labels, unlabelled)
         self.adopt(public.receipts)
         with ledger.turn():
-            number = len(ledger.records)
-            array, arrival = examples.arrival(array, labelled, rows, unlabelled, number)
+            array, arrival = examples.arrival(array, new, rows, len(ledger.records))
             ledger.arrive(arrival, array, examples.sealed.arrivals)
             if self._store is not None:
                 arrival = self._store.arrivals()[examples.sealed.arrivals]
             examples.sealed.add(arrival, array)
         self._uses.note_arrivals()
         chosen = public_input(examples.chosen_by, public).with_value(None)
-        self._set_examples(Examples(examples.kind, examples.sealed, chosen))
-        among = np.zeros(len(self), dtype=bool)
-        among[np.searchsorted(self._rows(), arrival.rows)] = True
-        return self._part(among, chosen)
+        self._set_examples(dataclasses.replace(examples, chosen_by=chosen))
+        return self._part(dataclasses.replace(self._examples, part=arrival.rows))
 
     def randomize(
         self,
@@ -499,9 +500,8 @@ class PrivateLabels(LedgerOwner):
                 "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
                 "LabelRandomizer(values=..., prior=...) a public prior."
             )
-        public = _with_receipts_of(
-            inputs.get(needed or ""), source, indices, self._examples.chosen_by
-        )
+        examples = self._examples.some(indices)
+        public = _with_receipts_of(inputs.get(needed or ""), source, examples.chosen_by)
         if isinstance(mechanism, Randomizer):
             if needed and public.value is None:
                 raise ValueError(f"{name} needs {needed}=, and takes nothing else; got nothing.")
@@ -512,7 +512,7 @@ class PrivateLabels(LedgerOwner):
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             public = public.with_value(Column.of(assignments_of(public.value)).complete("clusters"))
-        rows, among, names = self._rows(indices), self._examples.chosen, self._examples.kind.names
+        rows, among, names = examples.rows, self._examples.chosen, examples.kind.names
         records = self._uses.draws.records(mechanism, rows, public, key)
         parts = [noisy_labels(each, mechanism, names, among) for each in records]
         noisy = joined(parts, rows if among is None else np.searchsorted(among, rows))
@@ -548,11 +548,12 @@ class PrivateLabels(LedgerOwner):
             >>> labels.release(HistogramMechanism(epsilon=0.5, num_classes=3)).values.shape
             (3,)
         """
-        public = _with_receipts_of(public_input, mechanism, indices, self._examples.chosen_by)
+        examples = self._examples.some(indices)
+        public = _with_receipts_of(public_input, mechanism, examples.chosen_by)
         mechanism = PublicInput.bare(mechanism)
         self._examples.kind.check_release(AggregateMechanism.checked(mechanism))
         public = public.with_value(assignments_of(public.value))
-        record = self._uses.draws.record(mechanism, self._rows(indices), public, key)
+        record = self._uses.draws.record(mechanism, examples.rows, public, key)
         groups = None
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)
@@ -669,7 +670,7 @@ class PrivateLabels(LedgerOwner):
         if unit is not None:
             _validate.one_of("unit", unit, PrivacyGuarantee.UNITS)
         self._uses.check_unit(unit)
-        rows = self._rows(indices)
+        examples = self._examples.some(indices)
         flags = {
             "unit": unit or self.unit,
             "num_units": num_units,
@@ -677,8 +678,8 @@ class PrivateLabels(LedgerOwner):
             "metrics_reported": metrics_reported,
             "sample_weights": sample_weights,
         }
-        inherited = public_input(made_of, indices, self._examples.chosen_by).receipts
-        return self._uses.charge(charge, what, key, rows, inherited, **flags)
+        inherited = public_input(made_of, examples.chosen_by).receipts
+        return self._uses.charge(charge, what, key, examples.rows, inherited, **flags)
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
         """Counts the receipts of a model or of priors that may be about these labels.
@@ -691,7 +692,7 @@ class PrivateLabels(LedgerOwner):
             ValueError: the vault has users, and a receipt is by label.
         """
         with self._uses.ledger.turn():
-            for receipt in self._uses.ledger.check(self._rows(), [], receipts):
+            for receipt in self._uses.ledger.check(self._examples.rows, [], receipts):
                 self._uses.ledger.keep(receipt=receipt)
 
     def check_budget(
@@ -708,8 +709,8 @@ class PrivateLabels(LedgerOwner):
         ``mechanism`` is an argument of ``randomize``, ``release`` or ``charge``, or a list of such
         arguments; ``receipts`` are those of the public inputs of the uses.
         """
-        public = public_input(mechanism, indices)
-        rows = self._rows(public.value[1])
+        examples = self._examples.some(indices)
+        public, rows = public_input(mechanism, examples.chosen_by), examples.rows
         uses = self._planned(None, public.value[0], rows)
         with self._uses.ledger.turn():
             self._uses.check(uses, rows, Receipts.merged(receipts, public.receipts))
@@ -756,7 +757,7 @@ class PrivateLabels(LedgerOwner):
         self, key: str | None, use: Any, rows: np.ndarray | None = None
     ) -> list[PlannedUse]:
         """Returns the uses to reserve for an argument of ``reserve``."""
-        rows = self._rows() if rows is None else rows
+        rows = self._examples.rows if rows is None else rows
         if isinstance(use, Sequence):
             return [planned for each in use for planned in self._planned(key, each, rows)]
         if isinstance(use, HasParts):
@@ -886,12 +887,11 @@ def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float
     public = public_input(predictions)
     examples, uses = labels._examples, labels._uses
     shift = np.zeros(len(examples.sealed))
-    shift[examples.rows()] = public.value
+    shift[examples.rows] = public.value
     chosen = public_input(examples.chosen_by, public).with_value(None)
-    view = labels._part(np.ones(len(labels), bool), chosen)
     kind = Numbers(-largest, largest, clip=True)
     sealed = examples.sealed.residuals(shift, largest)
-    view._examples = Examples(kind, sealed, chosen, view._rows())
+    view = labels._part(Examples(kind, sealed, chosen, examples.rows))
     draws = uses.draws.of_residuals(sealed, shift, kind)
     view._uses = Uses(uses.ledger, draws, view._examples)
     return view

@@ -107,11 +107,10 @@ class Record:
     load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays; none if forgotten
 
     @classmethod
-    def of(
-        cls, arrays: Mapping[str, Any] | None = None, indices: Any = None, **fields: Any
-    ) -> Record:
+    def of(cls, arrays: Mapping[str, Any] | None = None, **fields: Any) -> Record:
         """Returns a record without arrays that are None; rising indices are in its receipt."""
         kept = {name: array for name, array in (arrays or {}).items() if array is not None}
+        indices = kept.pop("indices", None)
         record = cls(array_names=tuple(kept), load=lambda: kept, **fields)
         if indices is not None and not np.array_equal(record.indices, indices):
             kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))

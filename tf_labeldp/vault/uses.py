@@ -134,11 +134,11 @@ class LabelsTogether:
         plan, receipts = (flags.get("plan", ""), flags.get("plan_uses", 1)), []
         with contextlib.ExitStack() as work:
             for uses, examples in self._vaults if use else ():
-                planned = PlannedUse(None, what, "steps", charge, examples.rows(), use)
+                planned = PlannedUse(None, what, "steps", charge, examples.rows, use)
                 made_of = examples.chosen_by.receipts
                 work.enter_context(uses.ledger.reserve([planned], made_of, plan))
             for uses, examples in self._vaults:
-                rows, chosen_by = examples.rows(), examples.chosen_by.receipts
+                rows, chosen_by = examples.rows, examples.chosen_by.receipts
                 flags = {**flags, "unit": unit, "use": use}
                 receipts.append(uses.charge(charge, what, "", rows, chosen_by, **flags))
         return Receipts(receipts)
@@ -152,7 +152,7 @@ class LabelsTogether:
         """
         for uses, examples in self._vaults:
             with uses.ledger.turn():
-                uses.ledger.check(examples.rows(), [(what, charge)], made_of, plan=plan)
+                uses.ledger.check(examples.rows, [(what, charge)], made_of, plan=plan)
 
     def plans(self, charge: Charge, number: int) -> list[tuple[str, int]]:
         """Returns the plan of each of several uses of equal cost, and the plan's number of uses.
@@ -164,7 +164,7 @@ class LabelsTogether:
         reserved, unused = [], []
         for uses, examples in self._vaults:
             with uses.ledger.turn():
-                rows, taken = examples.rows(), set[str]()
+                rows, taken = examples.rows, set[str]()
                 while (part := uses.ledger.reserved_use(None, charge, rows, taken)) is not None:
                     taken.add(part.id)
                 reserved.append(len(taken))
@@ -189,7 +189,8 @@ class LabelsTogether:
         with own.ledger.turn():
             planned: list[PlannedUse] = []
             for labels, key, use, *indices in several:
-                planned += labels._planned(key, use, *map(labels._rows, indices))
+                some = labels._examples.some(*indices)
+                planned += labels._planned(key, use, some.rows)
             return own.ledger.reserve(own.draws.not_recorded(planned), chosen.receipts)
 
     @staticmethod
@@ -199,4 +200,4 @@ class LabelsTogether:
             uses = labels._uses
             with uses.ledger.turn():
                 planned = uses.draws.not_recorded(labels._planned(key, use))
-                uses.check(planned, labels._rows())
+                uses.check(planned, labels._examples.rows)
