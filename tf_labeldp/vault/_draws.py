@@ -8,7 +8,7 @@ depends on the labels is an output too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,14 +21,12 @@ from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     LabelMechanism,
     Mechanism,
-    PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
 )
 from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault.label_kinds import LabelKind, Numbers
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
-from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.records import (
     PUBLIC_INPUT,
     Arrival,
@@ -373,32 +371,6 @@ class Draws:
         statistic = AggregateMechanism.checked(mechanism)
         released = statistic.release(labels, public_input, rng=rng)
         return statistic.checked_output(released, None, "biuf")
-
-
-def noisy_labels(
-    record: Record,
-    mechanism: LabelMechanism,
-    names: tuple[Hashable, ...] | None,
-    among: np.ndarray | None = None,
-) -> NoisyLabels:
-    """Returns the noisy labels of a record; ``names`` are the class values.
-
-    ``among`` are the examples of a part of the vault, rising, from which indices count.
-    """
-    values, indices = np.asarray(record.values), record.indices
-    of_part = among is not None and bool(np.any(among != np.arange(among.size)))
-    if among is not None:
-        indices = np.searchsorted(among, indices)
-    if isinstance(mechanism, PeerToPeerRandomizedResponse):
-        # A negative value stands for a peer that does not report.
-        values, indices = values[values >= 0], indices[values >= 0]
-    priors = None
-    if record.priors is not None:
-        groups = record.arrays.get("groups")
-        priors = Priors(record.priors, groups, receipts=record.made_of)
-    return NoisyLabels(
-        values, indices, mechanism, priors, record.receipts, classes=names, of_part=of_part
-    )
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:

@@ -10,9 +10,11 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, public_input
+from tf_labeldp.mechanisms import LabelMechanism, PeerToPeerRandomizedResponse, Priors
 from tf_labeldp.vault._draws import Sealed
 from tf_labeldp.vault.label_kinds import LabelKind
-from tf_labeldp.vault.records import Arrival
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.records import Arrival, Record
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +51,26 @@ class Examples:
         rows, public = PublicInput.bare(indices), public_input(indices, self.chosen_by)
         part = self.part if rows is None else self.rows[_checked_rows(rows, len(self))]
         return dataclasses.replace(self, chosen_by=public.with_value(None), part=part)
+
+    def numbers(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the numbers of rows of the whole vault among these examples, which rise."""
+        return rows if self.chosen is None else np.searchsorted(self.chosen, rows)
+
+    def noisy_labels(self, record: Record, mechanism: LabelMechanism) -> NoisyLabels:
+        """Returns the noisy labels of a record of a draw for some of these examples."""
+        values, indices = np.asarray(record.values), self.numbers(record.indices)
+        is_part = self.chosen is not None and bool(np.any(self.chosen != np.arange(len(self))))
+        if isinstance(mechanism, PeerToPeerRandomizedResponse):
+            # A negative value stands for a peer that does not report.
+            values, indices = values[values >= 0], indices[values >= 0]
+        priors = None
+        if record.priors is not None:
+            groups = record.arrays.get("groups")
+            priors = Priors(record.priors, groups, receipts=record.made_of)
+        names = self.kind.names
+        return NoisyLabels(
+            values, indices, mechanism, priors, record.receipts, classes=names, of_part=is_part
+        )
 
     def random_share(self, share: Any, users: np.ndarray | None, seed: int) -> np.ndarray:
         """Returns which examples are in a random share of them or of users, ``bool`` (n,)."""

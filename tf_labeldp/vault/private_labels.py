@@ -40,7 +40,7 @@ from tf_labeldp.vault._arguments import (
     kind_of_vault,
     takes_arguments_of_0_3,
 )
-from tf_labeldp.vault._draws import Draws, Sealed, assignments_of, in_words, noisy_labels
+from tf_labeldp.vault._draws import Draws, Sealed, assignments_of, in_words
 from tf_labeldp.vault._examples import Examples, encoded
 from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
@@ -512,10 +512,9 @@ class PrivateLabels(LedgerOwner):
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             public = public.with_value(Column.of(assignments_of(public.value)).complete("clusters"))
-        rows, among, names = examples.rows, self._examples.chosen, examples.kind.names
-        records = self._uses.draws.records(mechanism, rows, public, key)
-        parts = [noisy_labels(each, mechanism, names, among) for each in records]
-        noisy = joined(parts, rows if among is None else np.searchsorted(among, rows))
+        records = self._uses.draws.records(mechanism, examples.rows, public, key)
+        parts = [self._examples.noisy_labels(each, mechanism) for each in records]
+        noisy = joined(parts, self._examples.numbers(examples.rows))
         return noisy.recorded() if noisy.of_part and indices is not None else noisy
 
     def release(
