@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._guarantee import (
@@ -15,6 +17,9 @@ from tf_labeldp.accounting.budget import Charge
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma, positive_delta
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 _FEATURES = {
     "label": "The features are public.",
     "user": "The features and the user of each example are public.",
@@ -22,6 +27,60 @@ _FEATURES = {
 _TOLERANCE = 5e-4
 """Relative excess of a calibrated noise multiplier over the least one, at most."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e7
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisySteps:
+    """Steps of DP-SGD with Gaussian noise; the attributes are arguments of ``dp_sgd_guarantee``."""
+
+    noise_multiplier: float
+    sampling_probability: float
+    steps: int
+    privacy_unit: str = "label"
+    clipping: str = "norm"
+
+    def event(self) -> DpEvent:
+        """Returns the event of all steps together."""
+        return EventFields.dp_sgd(
+            self.noise_multiplier, self.sampling_probability, self.steps, self.clipping
+        ).dp_event()
+
+    def epsilon(self, delta: float, relation: str = RELATION_REPLACE) -> float:
+        """Returns the epsilon at ``delta``; raises for arguments that do not fit together."""
+        from tf_labeldp.accounting._losses import epsilon_of
+
+        _validate.one_of("privacy_unit", self.privacy_unit, _FEATURES)
+        if self.clipping != "norm" and (relation, self.privacy_unit) != (RELATION_REPLACE, "label"):
+            raise ValueError(
+                f"clipping={self.clipping!r} bounds the effect of replacing one label, got "
+                f"relation={relation!r} and privacy_unit={self.privacy_unit!r}. Use "
+                "clipping='norm' for these."
+            )
+        return epsilon_of(self.event(), positive_delta(delta, "DP-SGD"), relation)
+
+    def assumptions(self, *, counted: bool = False) -> tuple[Assumption, ...]:
+        """Returns the assumptions on noise, sampling and steps, ``counted`` with their number."""
+        unit = "user" if self.privacy_unit == "user" else "example"
+        text = (
+            "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient "
+            f"per {unit}, in every step" + (f" of {self.steps}." if counted else ".")
+        )
+        notes = [Assumption("gaussian-noise-every-step", "library", text)]
+        if self.clipping == "label_distance":
+            text = (
+                "Clipped gradients of an example for any two labels are at most twice l2_norm_clip "
+                f"apart, and each has a norm of at most {2.0 * EventFields.LONGEST_CLIP:g} times "
+                "l2_norm_clip."
+            )
+            notes.append(Assumption("label-distance-clipping", "library", text))
+        if self.sampling_probability < 1.0:
+            text = (
+                f"Each step's batch was drawn by Poisson sampling, every {unit} with probability "
+                f"{self.sampling_probability:.6g}, and the members of each batch stay secret."
+            )
+            notes.append(Assumption("poisson-sampling", "library", text))
+        text = "The number of steps was not chosen after seeing the results of earlier steps."
+        return (*notes, Assumption("steps-fixed", "trainer", text))
 
 
 def dp_sgd_guarantee(
@@ -74,8 +133,8 @@ def dp_sgd_guarantee(
         >>> round(dp_sgd_guarantee(**steps, relation="add_or_remove").epsilon, 4)
         0.0507
     """
-    training = (noise_multiplier, sampling_probability, steps)
-    epsilon = _epsilon(training, delta, relation, clipping, privacy_unit)
+    training = NoisySteps(noise_multiplier, sampling_probability, steps, privacy_unit, clipping)
+    epsilon = training.epsilon(delta, relation)
     if math.isinf(epsilon):
         raise ValueError(
             f"there is no finite epsilon at delta={delta:g} for {steps} steps with "
@@ -83,43 +142,8 @@ def dp_sgd_guarantee(
             f"1/n for n labels; doubles resolve deltas from {_least_delta(steps):.0e} on."
         )
     features = Assumption("public-features", "holder", _FEATURES[privacy_unit])
-    notes = dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping)
-    return PrivacyGuarantee(
-        epsilon, float(delta), UNITS[privacy_unit], relation, (features, *notes)
-    )
-
-
-def dp_sgd_assumptions(
-    sampling_probability: float,
-    steps: int | None,
-    privacy_unit: str = "label",
-    clipping: str = "norm",
-) -> tuple[Assumption, ...]:
-    """Returns the assumptions of a DP-SGD guarantee on noise, sampling and steps.
-
-    ``steps=None`` leaves out the number of steps.
-    """
-    unit = "user" if privacy_unit == "user" else "example"
-    text = (
-        "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
-        f"{unit}, in every step" + ("." if steps is None else f" of {steps}.")
-    )
-    notes = [Assumption("gaussian-noise-every-step", "library", text)]
-    if clipping == "label_distance":
-        text = (
-            "Clipped gradients of an example for any two labels are at most twice l2_norm_clip "
-            f"apart, and each has a norm of at most {2.0 * EventFields.LONGEST_CLIP:g} times "
-            "l2_norm_clip."
-        )
-        notes.append(Assumption("label-distance-clipping", "library", text))
-    if sampling_probability < 1.0:
-        text = (
-            f"Each step's batch was drawn by Poisson sampling, every {unit} with probability "
-            f"{sampling_probability:.6g}, and the members of each batch stay secret."
-        )
-        notes.append(Assumption("poisson-sampling", "library", text))
-    text = "The number of steps was not chosen after seeing the results of earlier steps."
-    return (*notes, Assumption("steps-fixed", "trainer", text))
+    notes = (features, *training.assumptions(counted=True))
+    return PrivacyGuarantee(epsilon, float(delta), UNITS[privacy_unit], relation, notes)
 
 
 def dp_sgd_charge(
@@ -144,10 +168,9 @@ def dp_sgd_charge(
         >>> round(dp_sgd_charge(10.0, 0.01, steps=100, delta=1e-5).epsilon, 4)
         0.0586
     """
-    training = (noise_multiplier, sampling_probability, steps)
-    _epsilon(training, delta, RELATION_REPLACE, clipping, privacy_unit)  # the checks
-    notes = dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping)
-    return Charge.of_event(EventFields.dp_sgd(*training, clipping).dp_event(), float(delta), notes)
+    training = NoisySteps(noise_multiplier, sampling_probability, steps, privacy_unit, clipping)
+    training.epsilon(delta)  # the checks
+    return Charge.of_event(training.event(), float(delta), training.assumptions())
 
 
 def calibrate_noise_multiplier(
@@ -189,8 +212,9 @@ def calibrate_noise_multiplier(
     epsilon = _validate.positive_finite("epsilon", epsilon)
 
     def excess(log_noise: float) -> float:
-        training = (math.exp(log_noise), sampling_probability, steps)
-        spent = _epsilon(training, delta, relation, clipping)
+        noise = math.exp(log_noise)
+        training = NoisySteps(noise, sampling_probability, steps, clipping=clipping)
+        spent = training.epsilon(delta, relation)
         return math.log(min(max(spent, 1e-300), 1e300)) - math.log(epsilon)
 
     least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
@@ -221,25 +245,6 @@ def calibrate_noise_multiplier(
     while excess(root) > 0.0:
         root += _TOLERANCE / 2.0
     return math.exp(root)
-
-
-def _epsilon(
-    training: tuple[float, float, int],
-    delta: float,
-    relation: str,
-    clipping: str,
-    privacy_unit: str = "label",
-) -> float:
-    from tf_labeldp.accounting._losses import epsilon_of
-
-    _validate.one_of("privacy_unit", privacy_unit, _FEATURES)
-    if clipping != "norm" and (relation != RELATION_REPLACE or privacy_unit != "label"):
-        raise ValueError(
-            f"clipping={clipping!r} bounds the effect of replacing one label, got relation="
-            f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
-        )
-    event = EventFields.dp_sgd(*training, clipping).dp_event()
-    return epsilon_of(event, positive_delta(delta, "DP-SGD"), relation)
 
 
 def _least_delta(steps: int) -> float:

@@ -280,15 +280,15 @@ class OneReleaseHead(Head):
         self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
         with _threads_that_pay(*rows.shape):
             self._design(rows, source)
-            users = source.vault.users
-            if users is not None:
-                self._weigh_users(rows, source, users)
+            by_user = source.vault.unit == "user"
+            if by_user:
+                self._weigh_users(rows, source)
             rows.scan()
             # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
             # is the largest weight, or bounds the change by all labels of a user. Laplace noise
             # uses the L1 norm of the longest row. In source.release the mechanism adds the
             # noise.
-            if users is None:
+            if not by_user:
                 source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
             released, self.receipts_ = source.release(public.with_value(rows), rows.digests, family)
             self._finish(rows, released.values, source)
@@ -449,9 +449,9 @@ class OneReleaseHead(Head):
             half=self.spread == "half",
         )
 
-    def _weigh_users(self, rows: PublicRows, source: LabelSource, users: np.ndarray) -> None:
+    def _weigh_users(self, rows: PublicRows, source: LabelSource) -> None:
         """Weighs rows by user, without labels, and sets the noise for all labels of a user."""
-        n, width = rows.num_rows, rows.scaling.width
+        n, width, users = rows.num_rows, rows.scaling.width, np.asarray(source.vault.users)
         weights = np.ones(n) if rows.weights is None else rows.weights
         of_one = with_max_l1(dataclasses.replace(source.mechanism, max_norm=1.0), 1.0)
         norms = of_one.user_norms(users, rows.blocks(), width)

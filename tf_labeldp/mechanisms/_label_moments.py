@@ -15,7 +15,7 @@ from tf_labeldp.accounting import Private, Public, Setting
 from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.random_bits import Rng
-from tf_labeldp.mechanisms.user_norms import sums_of_norms, user_norms
+from tf_labeldp.mechanisms.users import UsersOfRows
 
 _BLOCK_BYTES = 1 << 26
 _CACHED = 1 << 17
@@ -114,9 +114,9 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         """Returns the norms of ``for_users`` from rows of features (m, d), in blocks."""
         order = 1 if self.noise == "laplace" else 2
         if order == 1 or 8 * len(users) * num_features > _MOST_BYTES:
-            return sums_of_norms(blocks, users, order)
+            return UsersOfRows(users).sums_of_norms(blocks, order)
         one_column = self.num_classes is None or self.num_classes == 2
-        return user_norms(blocks, users, by_signs=one_column)
+        return UsersOfRows(users).norms(blocks, by_signs=one_column)
 
     def for_users(
         self, norms: Setting[np.ndarray], counts: Setting[np.ndarray], num_features: int

@@ -203,14 +203,13 @@ class MultiStageTraining(CountedTraining):
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
         self._plan = StagePlan.make(
-            len(labels),
+            labels,
             fractions=fractions,
             epochs_per_stage=epochs_per_stage,
             batch_size=batch_size,
             temperature=temperature,
             mixup_alpha=mixup_alpha,
             seed=seed,
-            users=labels.users,
         )
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:

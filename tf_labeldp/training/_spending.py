@@ -21,7 +21,7 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting.dp_sgd import NoisySteps
 from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import History
 from tf_labeldp.mechanisms import Mechanism
@@ -227,9 +227,9 @@ class Spending:
                     "GaussianNoise."
                 )
             return Charge.unknown(_NO_EVENT.format(name=name))
-        clipping = self.optimizer.clipping
-        sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
-        assumptions = [*sampling, *noise.assumptions(), Assumption.INITIAL_WEIGHTS]
+        q, clipping = plan.sampling_probability, self.optimizer.clipping
+        steps = NoisySteps(noise.noise_multiplier, q, uses, plan.unit, clipping)
+        assumptions = [*steps.assumptions(), *noise.assumptions(), Assumption.INITIAL_WEIGHTS]
         if not Mechanism.is_of_this_library(noise):
             claimed = Assumption("claimed-noise", "authors", _CLAIMED.format(name=name))
             assumptions.insert(0, claimed)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.data.row_source import RowSource
+from tf_labeldp.vault import PrivateLabels
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False)"
 _FRACTION_TOLERANCE = 1e-6
@@ -39,7 +40,7 @@ class StagePlan:
     @classmethod
     def make(
         cls,
-        num_examples: int,
+        labels: PrivateLabels,
         *,
         fractions: Sequence[float],
         epochs_per_stage: int | Sequence[int],
@@ -47,11 +48,10 @@ class StagePlan:
         temperature: float | Sequence[float],
         mixup_alpha: float | Sequence[float],
         seed: int,
-        users: np.ndarray | None = None,
     ) -> StagePlan:
         """Returns the plan: part t ends at ``floor(n (f_1 + ... + f_t))`` of one permutation.
 
-        With users (n,), numbers from 0, it is one of users, and a part has whole users.
+        With users it is one of users, and a part has whole users.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
@@ -59,6 +59,7 @@ class StagePlan:
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
         if abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
             raise ValueError(f"fractions must sum to one, got {math.fsum(shares):.6g}.")
+        num_examples, users = len(labels), labels.users
         steps = math.ceil(num_examples / batch_size)
         ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
         owners = np.arange(num_examples) if users is None else users

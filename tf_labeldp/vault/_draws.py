@@ -35,7 +35,6 @@ from tf_labeldp.vault.records import (
     compact,
 )
 from tf_labeldp.vault.reservations import PlannedUse
-from tf_labeldp.vault.users import charge_for_users
 
 _CHECKED: dict[tuple[type, str, int | None], tuple[str, bool]] = {}
 """Mechanisms of other libraries that passed ``check_mechanism`` in this process.
@@ -253,7 +252,7 @@ class Draws:
         """Returns the cost of a use, of which a plug-in's statement names what was not tested."""
         charge = self._kind.charge(mechanism)
         if (users := self._ledger.users) is not None:
-            charge = charge_for_users(charge, mechanism, users[rows], public_input)
+            charge = users.at(rows).charge(mechanism, charge, public_input)
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS

@@ -72,14 +72,6 @@ class Examples:
             values, indices, mechanism, priors, record.receipts, classes=names, of_part=is_part
         )
 
-    def random_share(self, share: Any, users: np.ndarray | None, seed: int) -> np.ndarray:
-        """Returns which examples are in a random share of them or of users, ``bool`` (n,)."""
-        share = _validate.number_in("held_out", share, "(0, 1)")
-        order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
-        owners = np.arange(len(self)) if users is None else users
-        number = int(owners.max(initial=-1)) + 1
-        return np.isin(owners, order.permutation(number)[: round(share * number)])
-
     def split(self, second: Examples) -> tuple[Examples, Examples]:
         """Returns the other examples, and the second ones, both in the order of the vault."""
         is_second = np.isin(self.rows, second.rows)

@@ -33,11 +33,11 @@ from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.accounting.receipts import Composition
+from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
 from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation, TakenUse
 from tf_labeldp.vault.store import LabelStore, Project
-from tf_labeldp.vault.users import rows_of_same_users, without_names
 
 _RESERVE = (
     "Reserve uses together before the first of them (labels.reserve): they count as one that was "
@@ -145,7 +145,7 @@ class Ledger:
         self._store, self._project = store, project
         self._unit, self._actor = unit, actor or Receipt.actor_name()
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
-        self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
+        self.users: UsersOfRows | None = None  # of all labels
         self._composition = Composition(own=label_set.name)
         self._chains = UseChains()  # of the filter that keeps the budget, with what is reserved
         self._planned: dict[str, Receipt] = {}  # their receipts by id and event, in order
@@ -173,7 +173,7 @@ class Ledger:
         budget: PrivacyBudget | None,
         store: LabelStore | None,
         actor: str | None,
-        users: np.ndarray | None = None,
+        users: UsersOfRows | None = None,
     ) -> Ledger:
         """Returns the ledger of a vault; without a budget it takes that of its store or project.
 
@@ -184,13 +184,13 @@ class Ledger:
             ledger = cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
             ledger.users = users
             return ledger
-        header = kind.header() | (
-            {} if users is None else {"users": PublicInput.digest_of(without_names(users))}
-        )
+        header = kind.header()
+        if users is not None:
+            header["users"] = PublicInput.digest_of(users.in_order_of_rows().codes)
         with store.locked(lambda: store.check(labels, rows, header, people)):
             project = Project(store.path) if store.in_project else None
             if not store.exists():
-                _check_units(users is not None, people, project)
+                _check_units(header, people, project)
                 settings = header | ({"project": project.name} if project else {})
                 shared = _first_budget(budget, store, project)
                 store.create_for(labels, rows, people, shared, **settings)
@@ -396,7 +396,7 @@ class Ledger:
     @property
     def num_users(self) -> int | None:
         """The number of users of all labels; None without users."""
-        return None if self.users is None else int(self.users.max(initial=-1)) + 1
+        return None if self.users is None else self.users.counts.size
 
     def new_receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
@@ -429,7 +429,7 @@ class Ledger:
     def _examples(self, rows: np.ndarray) -> np.ndarray | None:
         """Returns the rows that a use of some rows is charged to; None for all."""
         if self.users is not None:
-            rows = rows_of_same_users(self.users, rows)
+            rows = self.users.rows_of_same(rows)
         n = self.label_set.size
         return None if rows.size == n and n else np.sort(rows)
 
@@ -1145,9 +1145,9 @@ def _first_budget(
     return budget
 
 
-def _check_units(has_users: bool, people: str | None, project: Project | None) -> None:
+def _check_units(header: dict[str, Any], people: str | None, project: Project | None) -> None:
     """Raises if costs by label and by user would add up in a project."""
-    own = LabelSet.new(0, people)
+    own, has_users = LabelSet.new(0, people), "users" in header
     for path in () if project is None else project.other_stores():
         store = LabelStore(path, read_only=True)
         if own.may_be(store.label_set()) and ("users" in store.header()) != has_users:

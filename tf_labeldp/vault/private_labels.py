@@ -34,6 +34,7 @@ from tf_labeldp.mechanisms import (
     Mechanism,
     Priors,
 )
+from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault._arguments import (
     Keyed,
     Store,
@@ -217,9 +218,9 @@ class PrivateLabels(LedgerOwner):
         else:
             self._store = LabelStore(folder.path, in_project=folder.project)
         keyed = None if by_key is None else KeyedDraws(by_key.ids, len(array))
-        codes = None if persons is None else persons.codes(len(array))
+        all_users = None if persons is None else UsersOfRows(persons.codes(len(array)))
         ledger = Ledger.of_labels(
-            array, first.rows, of_labels, people, budget, self._store, folder.actor, codes
+            array, first.rows, of_labels, people, budget, self._store, folder.actor, all_users
         )
         arrivals = [first]
         if self._store is not None:
@@ -230,8 +231,8 @@ class PrivateLabels(LedgerOwner):
         drawn = Draws(self._examples.sealed, of_labels, ledger, insecure_seed, keyed)
         self._uses = Uses(ledger, drawn, self._examples)
         self._uses.note_arrivals()
-        if persons is not None and persons.at_most is not None and codes is not None:
-            some = persons.some_rows(codes[self._examples.rows])
+        if persons is not None and persons.at_most is not None:
+            some = persons.some_rows(self._users.codes)
             self._set_examples(self._examples.some(some))
         self.adopt(Receipts.merged(source.receipts, missing.receipts, owners.receipts))
 
@@ -287,22 +288,22 @@ class PrivateLabels(LedgerOwner):
     @property
     def users(self) -> np.ndarray | None:
         """The users of these examples as numbers from 0, ``int64`` (n,); None without users."""
-        codes = self._uses.ledger.users
-        return (
-            None if codes is None else np.unique(codes[self._examples.rows], return_inverse=True)[1]
-        )
+        return None if self._uses.ledger.users is None else self._users.codes
+
+    @property
+    def _users(self) -> UsersOfRows:
+        users, examples = self._uses.ledger.users, self._examples
+        return UsersOfRows.one_per_row(len(self)) if users is None else users.at(examples.rows)
 
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
-        codes = self._uses.ledger.users
-        return 1 if codes is None else int(np.bincount(codes[self._examples.rows]).max(initial=1))
+        return self._users.most
 
     @property
     def mean_group_size(self) -> float:
         """The number of labels that the user of a label has on average; 1 without users."""
-        users = self.users
-        return 1.0 if users is None else float(np.square(np.bincount(users)).sum() / users.size)
+        return self._users.mean
 
     def epsilon_of_one_label(self, epsilon: float) -> float:
         """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
@@ -365,7 +366,7 @@ class PrivateLabels(LedgerOwner):
         """
         public = public_input(held_out)
         if np.ndim(public.value) == 0:
-            public = public.with_value(self._examples.random_share(public.value, self.users, seed))
+            public = public.with_value(self._users.random_share(public.value, seed))
         first, second = self._examples.split(self._examples.some(public))
         self.adopt(public.receipts)
         return self._part(first), self._part(second)

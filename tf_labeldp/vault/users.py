@@ -9,9 +9,9 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Charge, Public, Receipts, Setting, public_input
-from tf_labeldp.mechanisms import AggregateMechanism, LabelMechanism, Mechanism
+from tf_labeldp.accounting import Public, Receipts, Setting, public_input
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
+from tf_labeldp.mechanisms.users import UsersOfRows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,48 +69,16 @@ class Users:
     def some_rows(self, codes: Setting[np.ndarray]) -> np.ndarray:
         """Returns at most k rows of each user, a repeatable random choice, ``int64``, rising."""
         order = np.random.default_rng(0).random(codes.size)
-        rows, starts, counts = _by_user(codes, order)
-        return np.sort(rows[np.arange(codes.size) - np.repeat(starts, counts) < self.at_most])
+        users = UsersOfRows(codes)
+        rows, starts = users.by_user(order)
+        return np.sort(rows[np.arange(codes.size) - np.repeat(starts, users.counts) < self.at_most])
 
     def rows_of_each(self, num_rows: int, rng: Setting[np.random.Generator | None]) -> np.ndarray:
         """Returns k row numbers for each user, ``int64`` (U, k), without looking at labels."""
-        codes = self.codes(num_rows)
-        shuffled, starts, counts = _by_user(codes, uniform_integers(num_rows, rng))
-        places = np.tile(np.arange(self.at_most or 1), (counts.size, 1))
-        missing = places >= counts[:, np.newaxis]
+        users = UsersOfRows(self.codes(num_rows))
+        shuffled, starts = users.by_user(uniform_integers(num_rows, rng))
+        places = np.tile(np.arange(self.at_most or 1), (starts.size, 1))
+        missing = places >= users.counts[:, np.newaxis]
         owners = np.nonzero(missing)[0]
-        places[missing] = uniform_below(counts[owners], rng)
+        places[missing] = uniform_below(users.counts[owners], rng)
         return shuffled[starts[:, np.newaxis] + places]
-
-
-def _by_user(
-    codes: np.ndarray, order_within: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns row numbers sorted by user (n,), and the starts and counts of the users (U,)."""
-    counts = np.bincount(codes)
-    return np.lexsort((order_within, codes)), np.cumsum(counts) - counts, counts
-
-
-def without_names(users: np.ndarray) -> np.ndarray:
-    """Returns users as numbers in the order of their first rows, whatever their names are."""
-    _, first, codes = np.unique(users, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[codes].astype(np.int64)
-
-
-def rows_of_same_users(users: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns all rows of the users of these rows, ``int64``, rising."""
-    chosen = np.zeros(int(users.max(initial=-1)) + 1, dtype=bool)
-    chosen[users[rows]] = True
-    return np.flatnonzero(chosen[users])
-
-
-def charge_for_users(
-    charge: Charge, mechanism: Mechanism, users: np.ndarray, public_input: Any
-) -> Charge:
-    """Returns the cost of a use for all labels of one user, from its cost for one label."""
-    if isinstance(mechanism, AggregateMechanism):
-        return charge.for_group(mechanism.group_size(users, public_input))
-    most = int(np.bincount(users).max(initial=1))
-    composes = isinstance(mechanism, LabelMechanism) and mechanism.draws_are_independent
-    is_ours = Mechanism.is_of_this_library(mechanism)
-    return charge.repeated(most) if is_ours and composes else charge.for_group(most)
