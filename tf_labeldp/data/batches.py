@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
-import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -17,9 +15,9 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
-from tf_labeldp.data.poisson_sampler import PoissonSampler
+from tf_labeldp.data.poisson_sampler import PoissonSampler, Sampling, Stream
 from tf_labeldp.data.row_source import RowSource, kept_dtype
-from tf_labeldp.mechanisms.random_bits import uniform_integers
+from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault import LabelKind, PrivateLabels, Rows, Users
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.uses import LabelsTogether
@@ -28,8 +26,6 @@ _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
 _MOST_REPEATS = 20
 """The largest number of rows of a user, over the mean, that batches take without being asked."""
-_BATCH, _ALT, _USERS = range(3)
-"""Streams of a seed: drawing a second batch does not change the first one."""
 
 
 @_validate.clears_frames
@@ -152,14 +148,14 @@ def poisson_batches(
         "(0, 1]",
         ". For an expected batch of b of n examples, give b / n",
     )
-    owners = [vault for vault in OutputLabels.vaults_of(labels) if vault.users is not None]
+    owners = [vault for vault in OutputLabels.vaults_of(labels) if vault.unit == "user"]
     if owners:
         own = [np.asarray(vault.users) for vault in owners]
         if users is not None or not all(np.array_equal(own[0], other) for other in own):
             raise ValueError("expected the users of the vault, got others. Leave users= out.")
         users = own[0]
         if max_examples_per_user is None:
-            max_examples_per_user = _rows_per_user(users, owners[0].group_size)
+            max_examples_per_user = _rows_per_user(UsersOfRows(users))
     if (users is None) != (max_examples_per_user is None):
         raise ValueError("expected users and max_examples_per_user, got one of them. Give both.")
     seed = insecure_seed
@@ -170,15 +166,17 @@ def poisson_batches(
     rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
-        rng = _generator(seed, _USERS)
+        rng = Stream.USERS.generator(seed)
         rows_of_units = Users(users, at_most=k).rows_of_each(source.num_rows, rng)
+    if buffer_size is not None:
+        buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)
     num_units = source.num_rows if rows_of_units is None else len(rows_of_units)
-    sampler = _checked_sampler(num_units, q, buffer_size)
+    sampler = PoissonSampler(num_units, q, buffer_size)
+    _check_sizes(sampler)
     steps = _validate.integer_at_least("steps", steps, 1)
     weights = sample_weight, class_weight
-    return PoissonBatches(
-        source, labels, weights, sampler, q, steps, rows_of_units, seed, public.receipts
-    )
+    sampling = Sampling(sampler, steps, seed, rows_of_units)
+    return PoissonBatches(source, labels, weights, sampling, public.receipts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -315,17 +313,12 @@ class PoissonBatches:
         features: RowSource,
         labels: Any,
         weights: tuple[np.ndarray | None, Any],
-        sampler: PoissonSampler,
-        sampling_probability: float,
-        steps: int,
-        rows_of_units: np.ndarray | None,
-        seed: int | None,
+        sampling: Sampling,
         receipts: tuple[Receipt, ...],
     ) -> None:
+        sampler = sampling.sampler
         self._features = features
-        self._sampler = sampler
-        self._rows_of_units = rows_of_units
-        self._seed = seed
+        self._sampling = sampling
         self._openings = itertools.count()
         self._by_output = labels
         self.sample_weight, self.class_weight = weights
@@ -334,13 +327,13 @@ class PoissonBatches:
         self.receipts = receipts
         self.num_examples = features.num_rows
         self.num_units = sampler.num_units
-        self.sampling_probability = sampling_probability
-        self.steps = steps
+        self.sampling_probability = sampler.probability
+        self.steps = sampling.steps
         self.buffer_size = sampler.buffer_size
-        self.expected_batch_size = sampling_probability * sampler.num_units
-        self.privacy_unit = "label" if rows_of_units is None else "user"
-        self.group_size = 1 if rows_of_units is None else int(rows_of_units.shape[1])
-        self.seeded = seed is not None
+        self.expected_batch_size = sampler.expected_size
+        self.privacy_unit = "label" if sampling.rows_of_units is None else "user"
+        self.group_size = sampling.group_size
+        self.seeded = sampling.seed is not None
         self._function: Callable[[Any], Any] | None = None
 
     def map(self, function: Public[Callable[[Any], Any]]) -> PoissonBatches:
@@ -404,14 +397,13 @@ class PoissonBatches:
         flat_spec = tf.nest.flatten(spec)
         function = self._function or (lambda part: part)
         opening = next(self._openings)
-        units_of = self._units_in_turn(opening) if disjoint else self._sampled_units(opening)
+        sampling = self._sampling
+        rows_of = sampling.in_turn(opening) if disjoint else sampling.sampled(opening)
         pool = ThreadPoolExecutor(max_workers=1)
         waiting: dict[int, Future[Any]] = {}
 
         def batch(step: int) -> list[np.ndarray]:
-            drawn = units_of(step)
-            if self._rows_of_units is not None:
-                drawn = self._rows_of_units[drawn].ravel()
+            drawn = rows_of(step)
             parts = features.read(drawn, rows)
             for true_labels, dtype, padding in opened:
                 y = np.full((rows, *true_labels.shape[1:]), padding, dtype)
@@ -422,7 +414,7 @@ class PoissonBatches:
                 weights[: drawn.size] = self.sample_weight[drawn]
             parts.append(weights)
             if alt_examples:
-                rng = _generator(self._seed, _ALT, opening, step)
+                rng = Stream.ALT.generator(sampling.seed, opening, step)
                 others = PoissonSampler.uniform_subset(alt_examples, self.num_examples, rng)
                 parts += features.read(others, alt_examples)
             return parts
@@ -446,31 +438,6 @@ class PoissonBatches:
         options.experimental_optimization.inject_prefetch = False
         return tf.data.Dataset.counter().map(element).with_options(options)
 
-    def _sampled_units(self, opening: int) -> Callable[[int], np.ndarray]:
-        return lambda step: self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
-
-    def _units_in_turn(self, opening: int) -> Callable[[int], np.ndarray]:
-        """Returns the units of a step, sorted: disjoint batches, in random order per pass.
-
-        An epoch begins a new pass. So each unit is used at most ``ceil(steps / (num_units //
-        size))`` times per epoch, in any order of the steps, however often a step is repeated. The
-        order is not secret, as the batches are revealed.
-        """
-        size, seed = self.disjoint_size, self._seed
-        seed = secrets.randbits(128) if seed is None else seed
-
-        @functools.lru_cache(maxsize=1)
-        def order_of(epoch: int, number: int) -> np.ndarray:
-            rng = _generator(seed, _BATCH, opening, epoch, number)
-            return np.argsort(uniform_integers(self.num_units, rng), kind="stable")
-
-        def turn(step: int) -> np.ndarray:
-            epoch, place = divmod(step, self.steps)
-            number, place = divmod(place, self.num_units // size)
-            return np.sort(order_of(epoch, number)[place * size : (place + 1) * size])
-
-        return turn
-
     def features_in_memory(self) -> Any:
         """Returns all features; None if they are read or mapped when needed."""
         return None if self._function else self._features.in_memory()
@@ -490,7 +457,7 @@ class PoissonBatches:
     @property
     def disjoint_size(self) -> int:
         """Number of units per disjoint batch: the expected size, rounded."""
-        return max(1, min(round(self.expected_batch_size), self.buffer_size))
+        return self._sampling.disjoint_size
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -534,44 +501,34 @@ def _checked_labels(labels: Any) -> np.ndarray:
     return array
 
 
-def _rows_per_user(users: np.ndarray, largest: int) -> int:
+def _rows_per_user(users: UsersOfRows) -> int:
     """Returns the largest number of rows of a user, unless batches would mostly repeat rows."""
-    mean = max(1.0, len(users) / (int(users.max(initial=0)) + 1))
-    if largest > _MOST_REPEATS * mean:
+    mean = max(1.0, len(users) / max(1, users.counts.size))
+    if users.most > _MOST_REPEATS * mean:
         raise ValueError(
             f"expected users with at most {_MOST_REPEATS} times the mean of {mean:.3g} rows, got "
-            f"{largest:,}: each user has as many rows in a batch, most of them repeated. Give "
+            f"{users.most:,}: each user has as many rows in a batch, most of them repeated. Give "
             "Users(ids, at_most=k) to PrivateLabels."
         )
-    return largest
+    return users.most
 
 
-def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
-    expected = round(q * num_units, 6)  # (b / n) * n may miss b
+def _check_sizes(sampler: PoissonSampler) -> None:
+    expected = round(sampler.expected_size, 6)  # (b / n) * n may miss b
     if expected < 1.0:
         raise ValueError(
             f"expected batches of at least one example (user) on average, got {expected:g} = "
-            f"{q:g} * {num_units}. Raise sampling_probability, or give more examples."
+            f"{sampler.probability:g} * {sampler.num_units}. Raise sampling_probability, or give "
+            "more examples."
         )
-    if buffer_size is not None:
-        buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)
-        if buffer_size < expected:
-            raise ValueError(
-                f"expected buffer_size of at least the mean batch, {expected:g}, got {buffer_size}:"
-                " most batches would be emptied. Leave it out."
-            )
-    sampler = PoissonSampler(num_units, q, buffer_size)
+    if sampler.buffer_size < expected:
+        raise ValueError(
+            f"expected buffer_size of at least the mean batch, {expected:g}, got "
+            f"{sampler.buffer_size}: most batches would be emptied. Leave it out."
+        )
     lost = sampler.overflow_probability
     if lost > _WARN_OVERFLOW:
         _validate.warn(
-            f"{lost:.0%} of the batches will overflow buffer_size={buffer_size} and be emptied: "
-            "their steps are noise alone. Leave buffer_size out."
+            f"{lost:.0%} of the batches will overflow buffer_size={sampler.buffer_size} and be "
+            "emptied: their steps are noise alone. Leave buffer_size out."
         )
-    return sampler
-
-
-def _generator(seed: int | None, *stream: int) -> np.random.Generator | None:
-    """Returns the generator of a stream of a seed, or None for the operating system's bits."""
-    if seed is None:
-        return None
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))

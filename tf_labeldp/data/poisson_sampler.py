@@ -1,15 +1,19 @@
-"""Poisson sampling of the units of a batch, in exact integer arithmetic."""
+"""The units and rows of batches: Poisson sampling in exact integer arithmetic, or in turn."""
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import enum
+import functools
 import itertools
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tf_labeldp.mechanisms.random_bits import uniform_below
+from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 
 _MODE_BITS = 192
 """Bits of the largest weight: rounding then changes a sample by less than 2^-150 in total."""
@@ -39,14 +43,47 @@ class PoissonSampler:
     """
 
     def __init__(self, num_units: int, probability: float, buffer_size: int | None = None) -> None:
-        self.num_units = num_units
-        self.first, self.weights = _binomial_weights(num_units, probability)
+        self.num_units, self.probability = num_units, probability
+        self.first, self.weights = self._size_weights()
         self._sums = list(itertools.accumulate(self.weights))
         if buffer_size is None:
             total = self._sums[-1]
             enough = bisect.bisect_left(self._sums, total - total // _OVERFLOW)
             buffer_size = -(-(self.first + enough) // _MULTIPLE) * _MULTIPLE
         self.buffer_size = buffer_size
+
+    def _size_weights(self) -> tuple[int, list[int]]:
+        """Returns the first size of the table, and the integer weights of the sizes from there on.
+
+        Weights are rounded down above the most likely size, and up below it. So ``w[k + 1] / w[k]
+        <= (n - k) q / ((k + 1) (1 - q))`` for every k, as integers.
+        """
+        n, (q, denominator) = self.num_units, float(self.probability).as_integer_ratio()
+        not_q = denominator - q
+        if not not_q:
+            return n, [1]
+        mode = min((n + 1) * q // denominator, n)
+
+        def upwards() -> Iterator[int]:
+            weight = 1 << _MODE_BITS
+            for k in range(mode, n + 1):
+                if not weight:
+                    return
+                yield weight
+                weight = weight * (n - k) * q // ((k + 1) * not_q)
+
+        def downwards() -> Iterator[int]:
+            weight = 1 << _MODE_BITS
+            for k in range(mode - 1, -1, -1):
+                weight = -(-weight * (k + 1) * not_q // ((n - k) * q))
+                yield weight
+
+        return 0, [*reversed(list(downwards())), *upwards()]
+
+    @property
+    def expected_size(self) -> float:
+        """The mean number of units in a sample, before samples that overflow are emptied."""
+        return self.probability * self.num_units
 
     @property
     def overflow_probability(self) -> float:
@@ -83,33 +120,79 @@ class PoissonSampler:
         return numbers
 
 
-def _binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]]:
-    """Returns the first size of the table, and the integer weights of the sizes from there on.
+class Stream(enum.IntEnum):
+    """Streams of a seed: drawing a second batch does not change the first one."""
 
-    Weights are rounded down above the most likely size, and up below it. So ``w[k + 1] / w[k] <=
-    (n - k) q / ((k + 1) (1 - q))`` for every k, as integers.
+    BATCH = 0
+    ALT = 1
+    USERS = 2
+
+    def generator(self, seed: int | None, *numbers: int) -> np.random.Generator | None:
+        """Returns the generator of a part of this stream; None for the operating system's bits."""
+        if seed is None:
+            return None
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self, *numbers)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampling:
+    """The rows of each batch of a training.
+
+    Attributes:
+        sampler: draws the units of a batch.
+        steps: steps per epoch.
+        seed: makes the batches repeatable; None for the operating system's bits.
+        rows_of_units: the rows of each user, ``int64`` (U, k); None if units are examples.
     """
-    q, denominator = float(probability).as_integer_ratio()
-    not_q = denominator - q
-    if not not_q:
-        return num_units, [1]
-    mode = min((num_units + 1) * q // denominator, num_units)
 
-    def upwards() -> Iterator[int]:
-        weight = 1 << _MODE_BITS
-        for k in range(mode, num_units + 1):
-            if not weight:
-                return
-            yield weight
-            weight = weight * (num_units - k) * q // ((k + 1) * not_q)
+    sampler: PoissonSampler
+    steps: int
+    seed: int | None
+    rows_of_units: np.ndarray | None = None
 
-    def downwards() -> Iterator[int]:
-        weight = 1 << _MODE_BITS
-        for k in range(mode - 1, -1, -1):
-            weight = -(-weight * (k + 1) * not_q // ((num_units - k) * q))
-            yield weight
+    @property
+    def group_size(self) -> int:
+        """The number of rows per unit."""
+        return 1 if self.rows_of_units is None else int(self.rows_of_units.shape[1])
 
-    return 0, [*reversed(list(downwards())), *upwards()]
+    @property
+    def disjoint_size(self) -> int:
+        """Number of units per disjoint batch: the expected size, rounded."""
+        return max(1, min(round(self.sampler.expected_size), self.sampler.buffer_size))
+
+    def sampled(self, opening: int) -> Callable[[int], np.ndarray]:
+        """Returns the rows of a step, of units that are drawn for each step."""
+
+        def rows(step: int) -> np.ndarray:
+            return self._rows(self.sampler.draw(Stream.BATCH.generator(self.seed, opening, step)))
+
+        return rows
+
+    def in_turn(self, opening: int) -> Callable[[int], np.ndarray]:
+        """Returns the rows of a step: disjoint batches of units, in random order per pass.
+
+        An epoch begins a new pass. So each unit is used at most ``ceil(steps / (num_units //
+        size))`` times per epoch, in any order of the steps, however often a step is repeated. The
+        order is not secret, as the batches are revealed.
+        """
+        size, num_units = self.disjoint_size, self.sampler.num_units
+        seed = secrets.randbits(128) if self.seed is None else self.seed
+
+        @functools.lru_cache(maxsize=1)
+        def order_of(epoch: int, number: int) -> np.ndarray:
+            rng = Stream.BATCH.generator(seed, opening, epoch, number)
+            return np.argsort(uniform_integers(num_units, rng), kind="stable")
+
+        def rows(step: int) -> np.ndarray:
+            epoch, place = divmod(step, self.steps)
+            number, place = divmod(place, num_units // size)
+            units = order_of(epoch, number)[place * size : (place + 1) * size]
+            return self._rows(np.sort(units))
+
+        return rows
+
+    def _rows(self, units: np.ndarray) -> np.ndarray:
+        return units if self.rows_of_units is None else self.rows_of_units[units].ravel()
 
 
 def _integer_below(bound: int, rng: np.random.Generator | None) -> int:
