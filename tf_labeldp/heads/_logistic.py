@@ -71,7 +71,8 @@ class LikelihoodHead(OneReleaseHead):
             weights, last = weights[:-1], weights[-1] + (offset or 0.0)
         if self._label_range is None:
             scores = rows.sample @ (unit * coefficients).astype(np.float32)
-            last = self._matched(last, scores, problem, rows)
+            sample = _ridge_path.SampleScores(scores, rows.sample_weights)
+            last = self._matched(last, sample, problem, rows)
         filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
         return weights, last, unit * filter_
 
@@ -184,28 +185,26 @@ class Likelihood:
         value, gradient = 0.0, np.zeros(u.shape)
         for start in range(first, min(first + _BLOCKS * rows, len(self.rows)), rows):
             block = self.rows[start : start + rows]
-            weights = self._weights_of(start, rows)
             scores = u @ block.T
             if self.softmax:
                 top = scores.max(axis=0)
                 scores -= top
                 np.exp(scores, out=scores)
                 total = scores.sum(axis=0)
-                value += _total(np.log(total) + top, weights)
+                losses = np.log(total) + top
                 scores /= total
             else:
                 scores *= 0.5
                 size = np.abs(scores)  # log(e^x + e^-x) = |x| + log1p(e^(-2 |x|))
-                value += _total(size + np.log1p(np.exp(-2.0 * size)), weights)
+                losses = size + np.log1p(np.exp(-2.0 * size))
                 np.tanh(scores, out=scores)
                 scores *= 0.5
-            gradient += (scores if weights is None else weights * scores) @ block
+            if self.weights is not None:
+                weights = self.weights[start : start + rows].astype(np.float32)
+                losses, scores = weights * losses, weights * scores
+            value += float(losses.sum(dtype=np.float64))
+            gradient += scores @ block
         return value, gradient
-
-    def _weights_of(self, start: int, number: int) -> np.ndarray | None:
-        if self.weights is None:
-            return None
-        return self.weights[start : start + number].astype(np.float32)
 
     def worth(
         self, u: np.ndarray, agreement: float, error: float, num_rows: int
@@ -224,9 +223,8 @@ class Likelihood:
         scores = self.rows @ coefficients.astype(np.float32)
         if self.softmax:
             return _ridge_path.SampleScores(scores, self.weights)
-        labels = 1 if scores.ndim == 1 else scores.shape[1]
-        weights = None if self.weights is None else np.repeat(self.weights, labels)
-        return _ridge_path.SampleScores.of_classes(0.5 * scores.reshape(-1, 1), weights)
+        halves = 0.5 * scores.reshape(len(scores), -1)
+        return _ridge_path.SampleScores(halves, self.weights).of_labels()
 
 
 @functools.cache
@@ -235,10 +233,6 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     return ThreadpoolController().select(user_api="blas")
-
-
-def _total(values: np.ndarray, weights: np.ndarray | None) -> float:
-    return float((values if weights is None else weights * values).sum(dtype=np.float64))
 
 
 @dataclasses.dataclass(frozen=True)

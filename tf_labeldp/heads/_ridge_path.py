@@ -205,10 +205,14 @@ class SampleScores:
     values: np.ndarray  # (m, C)
     weights: np.ndarray | None = None  # (m,)
 
-    @classmethod
-    def of_classes(cls, scores: np.ndarray, weights: np.ndarray | None = None) -> SampleScores:
+    def of_classes(self) -> SampleScores:
         """Returns scores with a column for each class; a single column is the second of two."""
-        return cls(class_scores(scores), weights)
+        return SampleScores(class_scores(self.values), self.weights)
+
+    def of_labels(self) -> SampleScores:
+        """Returns scores (m C, 2) in which each label of a row is a row of two classes."""
+        weights = None if self.weights is None else np.repeat(self.weights, self.values.shape[1])
+        return SampleScores(self.values.reshape(-1, 1), weights).of_classes()
 
     def sharpness(self, agreement: float) -> float:
         """Returns the beta of maximum likelihood; zero (equal probabilities) without agreement."""
@@ -241,9 +245,8 @@ class SampleScores:
         ``error``.
         """
         if are_labels or self.values.shape[1] == 1:
-            pairs = [
-                self.of_classes(column[:, np.newaxis], self.weights) for column in self.values.T
-            ]
+            columns = self.values.T[..., np.newaxis]
+            pairs = [SampleScores(column, self.weights).of_classes() for column in columns]
             means = [0.5 + np.array([-code, code]) for code in mean_codes]
             both = zip(pairs, means, strict=True)
             return np.array([pair._shifts(mean, error)[1] for pair, mean in both])

@@ -459,7 +459,7 @@ class OneReleaseHead(Head):
         totals = np.bincount(users, weights=weights)
         factors = user_weights(norms, totals, noise, source.kind.code_variance)
         mean = float(np.mean(factors[users] * weights))
-        rows.reweigh(factors[users] * weights / mean)
+        rows.weights = factors[users] * weights / mean
         mechanism = dataclasses.replace(of_one, max_norm=_rounded_up(rows.max_weight))
         mechanism = mechanism.for_users(factors * norms / mean, np.bincount(users), width)
         longest = _rounded_up(mechanism.max_norm)
@@ -538,7 +538,7 @@ class OneReleaseHead(Head):
     def _matched(
         self,
         last: np.ndarray,
-        scores: np.ndarray,
+        sample: _ridge_path.SampleScores,
         problem: _ridge_path.Problem,
         rows: PublicRows,
     ) -> np.ndarray:
@@ -551,19 +551,19 @@ class OneReleaseHead(Head):
         """
         if not self.intercept:
             return last
-        size = float(np.sqrt(np.mean(np.square(scores)))) or 1.0
+        size = float(np.sqrt(np.mean(np.square(sample.values)))) or 1.0
         self.sharpness_ = max(self.sharpness_, _LEAST_SHARPNESS / size)
         column = math.sqrt(problem.count / rows.num_rows)
-        scores = self.sharpness_ * scores
-        shifts = _ridge_path.SampleScores(scores, rows.sample_weights).matching_shifts(
+        sharp = dataclasses.replace(sample, values=self.sharpness_ * sample.values)
+        shifts = sharp.matching_shifts(
             column * problem.kept() * problem.last,
             problem.sigma / (rows.num_rows * column),
             are_labels=self._is_of_rows,
         )
         class_weight = PublicInput.bare(self.class_weight)
         if class_weight is not None:
-            weighed = _ridge_path.SampleScores.of_classes(scores + shifts, rows.sample_weights)
-            shares = weighed.mean_probabilities()
+            shifted = dataclasses.replace(sharp, values=sharp.values + shifts)
+            shares = shifted.of_classes().mean_probabilities()
             logs = np.log(np.asarray(class_weights(class_weight, self.classes_, shares)))
             # A single column has half the log-odds.
             shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
@@ -706,28 +706,22 @@ class PrivateRidge(OneReleaseHead):
         if self._label_range is None:
             coefficients = np.vstack([weights, last]) if self.intercept else weights
             scores = rows.sample @ coefficients.astype(np.float32)
+            sample = _ridge_path.SampleScores(scores, rows.sample_weights)
             self.sharpness_ = self._sharpness(
-                scores,
+                sample,
                 problem.cross_moment(filter_, *prior) / rows.num_rows,
                 problem.cross_moment_error(filter_) / rows.num_rows,
-                rows.sample_weights,
             )
-            last = self._matched(last, scores, problem, rows)
+            last = self._matched(last, sample, problem, rows)
         return weights, last, filter_
 
-    def _sharpness(
-        self, scores: np.ndarray, agreement: float, error: float, weights: np.ndarray | None
-    ) -> float:
+    def _sharpness(self, sample: _ridge_path.SampleScores, agreement: float, error: float) -> float:
         # A single column s stands for the scores s and -s of a label and its absence. Several
         # labels share one sharpness.
-        factor = 1.0
-        if self.classes_ is None:
-            factor, columns = 2.0 / scores.shape[1], scores.shape[1]
-            scores = scores.reshape(-1, 1)
-            weights = None if weights is None else np.repeat(weights, columns)
-        elif scores.shape[1] == 1:
-            factor = 2.0
-        sample = _ridge_path.SampleScores.of_classes(scores, weights)
+        factor, columns = 1.0, sample.values.shape[1]
+        if self.classes_ is None or columns == 1:
+            factor = 2.0 / columns
+        sample = sample.of_labels() if self.classes_ is None else sample.of_classes()
         agreement, error = factor * agreement, factor * error
         return sample.sharpness(sample.believable_agreement(agreement, error))
 

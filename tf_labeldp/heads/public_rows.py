@@ -167,12 +167,11 @@ class PublicRows:
             if sample is None:
                 self.check_memory(rows.shape[1], self._max_bytes)
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS, self._source.held())
-            sample.add(rows, self._weights_at(start, len(rows)))
+            sample.add(rows)
             for (part,) in _in_parts(_CACHED, rows):
                 self.check_norms(part, start)
                 digests.append(FeatureRows(part).digests())
                 start += len(part)
-            self.sample, self.sample_weights = sample.rows(), sample.weights()
         if self.weights is not None and len(self.weights) != start:
             raise ValueError(
                 f"sample_weight must have {start} weights, one per row, got {len(self.weights)}."
@@ -183,6 +182,8 @@ class PublicRows:
             columns.append(np.concatenate(raw))
         self.digests, self.num_rows = np.concatenate(columns, axis=1), start
         self.labels = np.concatenate(labels) if labels else None
+        if sample is not None:
+            self._keep(sample)
 
     def design(
         self, *, center: bool, intercept: float, noise_to_signal: float | None, half: bool = False
@@ -226,7 +227,8 @@ class PublicRows:
             rows = np.empty(block.shape, dtype)
             size = max(size, units.centred(block, rows))
             if self.sample_weights is not None:
-                rows = _times(rows, self.sample_weights[start : start + len(rows)], 0.5)
+                weights = self.sample_weights[start : start + len(rows), np.newaxis]
+                rows = rows * weights**0.5
             if wanted:
                 covariance = self.add_gram(covariance, rows, single)
             start += len(rows)
@@ -243,43 +245,42 @@ class PublicRows:
         self._sketch, self.max_l1, kept = np.zeros(_SKETCH), 0.0, []
         for mapped in self._mapped("Gram matrix"):
             rows = self.scaling.with_unit_norm(mapped)
-            weights = self._weights_at(start, len(rows))
+            root, released = self._weighted(rows, start, 0.5), self._weighted(rows, start)
             start += len(rows)
-            root = _times(rows, weights, 0.5)
             gram = self.add_gram(gram, root, single=self.scaling.spread is not None)
-            sample.add(rows, weights)
-            released = _times(rows, weights)
+            sample.add(rows)
             self._sketch += (signs.normal(size=len(rows)) @ released) @ directions
             for (part,) in _in_parts(_CACHED, released):
                 self.max_l1 = max(self.max_l1, float(np.abs(part).sum(axis=1).max()))
             if float(mapped.itemsize) * width * self.num_rows <= self._max_bytes / _SHARE:
                 kept.append(mapped)
         self.gram, self._kept = gram, kept
-        self.sample, self.sample_weights = sample.rows(), sample.weights()
+        self._keep(sample)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields the scaled rows times their weights, ``float64`` (m, D), for the release."""
         start = 0
         for mapped in self._kept or self._mapped("Releasing the moments"):
             rows = self.scaling.with_unit_norm(mapped)
-            yield _times(rows, self._weights_at(start, len(rows)))
+            yield self._weighted(rows, start)
             start += len(rows)
-
-    def reweigh(self, weights: np.ndarray) -> None:
-        """Replaces the weights (n,) with mean one, before the scan."""
-        self.weights = weights
 
     @property
     def max_weight(self) -> float:
         """The largest weight: no row for the release is longer."""
         return 1.0 if self.weights is None else float(self.weights.max())
 
-    def _weights_at(self, start: int, number: int) -> np.ndarray | None:
-        """Returns the weights of consecutive rows, and zeros after the last weight."""
+    def _weighted(self, rows: np.ndarray, start: int, power: float = 1.0) -> np.ndarray:
+        """Returns rows (m, D) from row ``start`` on, times a power of their weights."""
         if self.weights is None:
-            return None
-        weights = self.weights[start : start + number]
-        return np.concatenate([weights, np.zeros(number - len(weights))])
+            return rows
+        return rows * self.weights[start : start + len(rows), np.newaxis] ** power
+
+    def _keep(self, sample: RowSample) -> None:
+        self.sample, self.sample_weights = sample.rows(), None
+        if self.weights is not None:
+            weights = self.weights[sample.places()]
+            self.sample_weights = weights / (weights.mean() or 1.0)
 
     def digest(self) -> str:
         """Returns a sketch of the scanned rows; see ``matches``."""
@@ -415,10 +416,10 @@ class RowSample:
             self._kept: np.ndarray = whole
         else:  # pages without a row take no memory
             self._kept = np.empty((most, width), np.float32)
-        self._weights: np.ndarray | None = None
+        self._places = np.empty(most, np.int64)
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
-    def add(self, rows: np.ndarray, weights: np.ndarray | None = None) -> None:
+    def add(self, rows: np.ndarray) -> None:
         """Adds rows to the stream; only their order decides on the sample."""
         start, self._num_rows = self._num_rows, self._num_rows + len(rows)
         places = np.arange(start, self._num_rows)
@@ -431,25 +432,15 @@ class RowSample:
                 self._kept[start : self._num_rows] = rows
         else:
             self._kept[slots[hit]] = rows[hit]
-        if weights is not None:
-            self._weights = np.empty(len(self._kept)) if self._weights is None else self._weights
-            self._weights[slots[hit]] = weights[hit]
+        self._places[slots[hit]] = places[hit]
 
     def rows(self) -> np.ndarray:
         """Returns the kept rows, which later rows overwrite."""
         return self._kept[: self._num_rows]
 
-    def weights(self) -> np.ndarray | None:
-        """Returns the weights of the kept rows (m,), with mean one; None if they have none."""
-        if self._weights is None:
-            return None
-        weights = self._weights[: self._num_rows]
-        return weights / (weights.mean() or 1.0)
-
-
-def _times(rows: np.ndarray, weights: np.ndarray | None, power: float = 1.0) -> np.ndarray:
-    """Returns rows (m, D) times a power of their weights (m,); unchanged without weights."""
-    return rows if weights is None else rows * weights[:, np.newaxis] ** power
+    def places(self) -> np.ndarray:
+        """Returns the place of each kept row in the stream, ``int64`` (m,)."""
+        return self._places[: self._num_rows]
 
 
 def _in_parts(entries: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
