@@ -111,7 +111,7 @@ class TrainingPlan(abc.ABC):
                 "Write {output: {class: weight}}; a loss of all outputs weighs its classes itself."
             )
         return {
-            loss.name: _class_table(weights[loss.name], loss, labels)
+            loss.name: class_table(weights[loss.name], _classes_of(loss, labels)).tolist()
             for loss, labels in pairs
             if loss.name in weights
         }
@@ -389,19 +389,19 @@ def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
     return "row" if len(tf.nest.flatten(labels)) > 1 else unit
 
 
-def _class_table(weights: Any, loss: OutputLoss, labels: OutputLabels) -> list[float]:
-    kind, shape = labels.kind, (None,) if loss.output is None else loss.output.shape
-    classes: tuple[Any, ...] = (0, 1)
+def _classes_of(loss: OutputLoss, labels: OutputLabels) -> tuple[Any, ...]:
+    kind = labels.kind
     if kind is None:
-        classes = tuple(range(max(2, shape[-1] or 2)))
-    elif isinstance(kind, Classes):
-        classes = kind.classes
-    elif kind.num_labels != 1:
+        columns = None if loss.output is None else loss.output.shape[-1]
+        return tuple(range(max(2, columns or 2)))
+    if isinstance(kind, Classes):
+        return kind.classes
+    if kind.num_labels != 1:
         raise ValueError(
             f"expected classes for class_weight, got {kind.describe()}. Give sample_weight, or "
             "loss_weights for outputs with one column each."
         )
-    return class_table(weights, classes).tolist()
+    return 0, 1
 
 
 def _is_given(value: Any) -> bool:
