@@ -25,7 +25,7 @@ from tf_labeldp import (
     guarantee,
 )
 from tf_labeldp.accounting import BudgetExceededError, public_input
-from tf_labeldp.boosting._targets import target_of
+from tf_labeldp.boosting._targets import TableLabels
 from tf_labeldp.mechanisms import LaplaceMechanism
 from tf_labeldp.vault import LabelKind, Numbers, Rows
 
@@ -319,7 +319,7 @@ CHANNEL = RandomizedResponse(1.0, 3)
 
 def loss_of(values, mechanism, loss="squared_error"):
     noisy = NoisyLabels(np.asarray(values), np.arange(len(values)), mechanism)
-    return target_of(noisy, None, loss, None).loss
+    return TableLabels(noisy, slice(None), None).target(loss, None).loss
 
 
 LOSSES = {

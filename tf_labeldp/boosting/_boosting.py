@@ -27,7 +27,7 @@ from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Fold, Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._mean_columns import with_means
-from tf_labeldp.boosting._targets import Start, check_range, classes_of, target_of
+from tf_labeldp.boosting._targets import Start, TableLabels, check_range, classes_of
 from tf_labeldp.boosting._trees import Trees
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import (
@@ -245,12 +245,10 @@ class PrivateBoosting(Head):
             begin = Start(self._as_scores(start, outputs, np), ends if is_of_start else None)
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
-        target = target_of(noisy, weights, self.loss, begin)
+        labels = TableLabels(noisy, rows_of_labels, weights)
+        target = labels.target(self.loss, begin)
         if coder is not None and coder.hashed_ and target.constant.size == 1:
-            numbers = noisy.debiased()
-            numbers = numbers if numbers.ndim == 1 else numbers[:, 1]
-            own = noisy.receipts
-            coder, means = with_means(coder, features, rows_of_labels, numbers, weights, own, seed)
+            coder, means = with_means(coder, features, labels, seed)
             for place, column in means.items():
                 rows[:, place] = column
             is_code = coder.categorical_

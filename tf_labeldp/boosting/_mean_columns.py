@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import Receipt, Receipts
+from tf_labeldp.boosting._targets import TableLabels
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import note_release
 from tf_labeldp.features.reader import FeatureRows
@@ -64,10 +65,7 @@ class MeanColumn:
 def with_means(
     coder: TableCodes,
     features: Any,
-    rows_of_labels: Any,
-    numbers: np.ndarray,
-    weights: np.ndarray | None,
-    receipts: tuple[Receipt, ...],
+    labels: TableLabels,
     seed: int,
 ) -> tuple[TableCodes, dict[int, np.ndarray]]:
     """Returns the coder with means for hashed columns, and such columns of the rows of the labels.
@@ -75,15 +73,16 @@ def with_means(
     Args:
         coder: the fitted coder of the columns.
         features: the table of ``fit``.
-        rows_of_labels: the rows of the table that have a noisy label, or a slice.
-        numbers: debiased noisy labels (n,).
-        weights: public weights (n,), or None.
-        receipts: those of the noisy labels.
+        labels: the rows of the table with noisy labels, numbers or two classes.
         seed: public seed of the parts.
     """
     columns: list[Any] = list(coder.columns_)
     encoded: dict[int, np.ndarray] = {}
     table = FeatureRows(features).table([column.name for column in columns])
+    numbers, receipts = labels.debiased, labels.noisy.receipts
+    numbers = numbers if numbers.ndim == 1 else numbers[:, 1]
+    weights = np.ones(numbers.size) if labels.weights is None else labels.weights
+    moments = weights, weights * numbers, weights * numbers**2
     # Columns that were drawn by the same generator would fall into parts of their own.
     parts = np.random.default_rng([seed, _FOLDS]).integers(_FOLDS, size=numbers.size)
     for place, column in enumerate(columns):
@@ -97,8 +96,8 @@ def with_means(
         if not kept:
             continue
         known = dataclasses.replace(known, vocabulary=known.vocabulary[:kept], num_categories=kept)
-        places = np.where(places > kept, 0, places)[rows_of_labels]
-        means, encoded[place] = _means(places, kept + 1, numbers, weights, parts)
+        places = np.where(places > kept, 0, places)[labels.places]
+        means, encoded[place] = _means(places, kept + 1, moments, parts)
         columns[place] = MeanColumn(known, means, receipts)
     found = copy.copy(coder)
     found.columns_ = tuple(columns)
@@ -111,19 +110,14 @@ def with_means(
 
 
 def _means(
-    places: np.ndarray,
-    size: int,
-    numbers: np.ndarray,
-    weights: np.ndarray | None,
-    parts: np.ndarray,
+    places: np.ndarray, size: int, moments: tuple[np.ndarray, ...], parts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the means of all rows (size,), and for each row (n,) that of the other parts."""
-    weights = np.ones(numbers.size) if weights is None else weights
+    """Returns the means of all rows (size,), and for each row (n,) that of the other parts.
+
+    ``moments`` are weights, and weighted labels and their squares, (n,) each.
+    """
     cells = parts * size + places
-    table = [
-        np.bincount(cells, values, _FOLDS * size).reshape(_FOLDS, size)
-        for values in (weights, weights * numbers, weights * numbers**2)
-    ]
+    table = [np.bincount(cells, values, _FOLDS * size).reshape(_FOLDS, size) for values in moments]
     whole = [part.sum(axis=0) for part in table]
     without = [total - part for total, part in zip(whole, table, strict=True)]
     of_others = np.stack([_shrunk(*(part[fold] for part in without)) for fold in range(_FOLDS)])

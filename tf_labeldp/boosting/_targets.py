@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,26 +42,56 @@ class Target:
     label_range: tuple[float, float] | None = None
 
 
-def target_of(
-    noisy: NoisyLabels, weights: np.ndarray | None, loss: str, start: Start | None
-) -> Target:
-    """Returns the target of trees, whose scores of classes are logits."""
-    numbers = noisy.debiased()
-    size = len(noisy)
-    if numbers.ndim == 1:
-        return _of_numbers(noisy, numbers[:, np.newaxis], weights, loss, start)
-    counts = None if weights is None else weights * (size / weights.sum())
-    shares, _ = class_prior(numbers, counts)
-    mechanism: Any = noisy.mechanism
-    is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
-    channel = mechanism.transition_matrix() if is_fixed else None
-    found = likelihoods(mechanism, noisy.values, noisy.priors)
-    # One score is enough for two classes.
-    is_binary = shares.size == 2
-    constant = np.log(shares[1:] / shares[:1]) if is_binary else np.log(shares)
-    constant, scores = _started(constant, size, start)
-    kind = BinaryChannelLoss if is_binary else ChannelLoss
-    return Target(kind(scores, found, channel), constant, 1.0, classes_of(noisy), shares)
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableLabels:
+    """The rows of a table that have a noisy label.
+
+    Attributes:
+        noisy: their labels.
+        places: their places in the table, or a slice.
+        weights: their public weights (n,), or None.
+    """
+
+    noisy: NoisyLabels
+    places: Any
+    weights: np.ndarray | None
+
+    @functools.cached_property
+    def debiased(self) -> np.ndarray:
+        return self.noisy.debiased()
+
+    def target(self, loss: str, start: Start | None) -> Target:
+        """Returns the target of trees, whose scores of classes are logits."""
+        noisy, weights, size = self.noisy, self.weights, len(self.noisy)
+        if self.debiased.ndim == 1:
+            return self._target_of_numbers(loss, start)
+        counts = None if weights is None else weights * (size / weights.sum())
+        shares, _ = class_prior(self.debiased, counts)
+        mechanism: Any = noisy.mechanism
+        is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
+        channel = mechanism.transition_matrix() if is_fixed else None
+        found = likelihoods(mechanism, noisy.values, noisy.priors)
+        # One score is enough for two classes.
+        is_binary = shares.size == 2
+        constant = np.log(shares[1:] / shares[:1]) if is_binary else np.log(shares)
+        constant, scores = _started(constant, size, start)
+        kind = BinaryChannelLoss if is_binary else ChannelLoss
+        return Target(kind(scores, found, channel), constant, 1.0, classes_of(noisy), shares)
+
+    def _target_of_numbers(self, loss: str, start: Start | None) -> Target:
+        mechanism: Any = self.noisy.mechanism
+        numbers = self.debiased[:, np.newaxis]
+        mean = np.average(numbers, axis=0, weights=self.weights)
+        low, high = (start and start.label_range) or mechanism.label_range()
+        check_range(loss, (low, high))
+        if loss == "squared_error":
+            constant, scores = _started(np.clip(mean, low, high), len(numbers), start)
+            squared, variance = SquaredLoss(scores, numbers), _variance(self.noisy)
+            return Target(squared, constant, variance, label_range=(low, high))
+        constant = np.log(np.clip(mean, _LEAST_RATE * high, high))
+        constant, scores = _started(constant, len(numbers), start)
+        poisson = PoissonLoss(scores, numbers, high)
+        return Target(poisson, constant, 1.0, label_range=(low, high))
 
 
 def classes_of(noisy: NoisyLabels) -> np.ndarray | None:
@@ -69,24 +100,6 @@ def classes_of(noisy: NoisyLabels) -> np.ndarray | None:
         return Classes(noisy.classes).class_values
     number = getattr(noisy.mechanism, "num_classes", None)
     return None if number is None else np.arange(number)
-
-
-def _of_numbers(
-    noisy: NoisyLabels, numbers: np.ndarray, weights: Any, loss: str, start: Start | None
-) -> Target:
-    mechanism: Any = noisy.mechanism
-    mean = np.average(numbers, axis=0, weights=weights)
-    low, high = (start and start.label_range) or mechanism.label_range()
-    check_range(loss, (low, high))
-    if loss == "squared_error":
-        constant, scores = _started(np.clip(mean, low, high), len(noisy), start)
-        variance = _variance(noisy)
-        squared = SquaredLoss(scores, numbers)
-        return Target(squared, constant, variance, label_range=(low, high))
-    constant = np.log(np.clip(mean, _LEAST_RATE * high, high))
-    constant, scores = _started(constant, len(noisy), start)
-    poisson = PoissonLoss(scores, numbers, high)
-    return Target(poisson, constant, 1.0, label_range=(low, high))
 
 
 def _started(constant: np.ndarray, size: int, start: Start | None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.mechanisms import LabelMechanism, PeerToPeerRandomizedResponse, Priors
