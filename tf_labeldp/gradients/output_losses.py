@@ -39,6 +39,12 @@ class OutputLoss:
     def __post_init__(self) -> None:
         self.loss.check()
 
+    @property
+    def units(self) -> int | None:
+        """The number of units of the output, if it has rows of a known size."""
+        shape: Any = () if self.output is None else self.output.shape
+        return shape[-1] if len(shape) > 1 else None
+
     @functools.cached_property
     def of_examples(self) -> Callable[[Any, Any], tf.Tensor]:
         """The loss without a factor: (y_true, y_pred) -> (B,)."""

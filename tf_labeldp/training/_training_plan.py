@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Receipt, Receipts, public_input
 from tf_labeldp.data.batches import (
@@ -19,8 +20,8 @@ from tf_labeldp.data.batches import (
     open_for_training,
 )
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.output_losses import OutputLoss, OutputLosses
-from tf_labeldp.vault import Classes, PrivateLabels
+from tf_labeldp.gradients.output_losses import OutputLosses
+from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.label_kinds import class_table
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
@@ -111,7 +112,7 @@ class TrainingPlan(abc.ABC):
                 "Write {output: {class: weight}}; a loss of all outputs weighs its classes itself."
             )
         return {
-            loss.name: class_table(weights[loss.name], _classes_of(loss, labels)).tolist()
+            loss.name: class_table(weights[loss.name], _classes_of(labels, loss.units)).tolist()
             for loss, labels in pairs
             if loss.name in weights
         }
@@ -146,65 +147,24 @@ class TrainingPlan(abc.ABC):
                 "expected batches of labels for clipping='label_distance', got batches of users."
             )
         for loss, labels in losses.pairs(self.labels):
-            check_labels_of_output(loss, labels, clipping)
+            if loss.units is None:
+                continue
+            if clipping == "label_distance":
+                _check_two_classes(labels, loss.units)
+            if labels.kind is not None:
+                labels.kind.check_loss(loss.loss, loss.units)
+            elif loss.loss.takes_codes:
+                _check_codes(labels.array, loss.units)
         losses.check_labels_fit(tf.nest.map_structure(lambda part: part.spec(2), self.labels))
         self.class_weights(losses)
 
 
-def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str = "norm") -> None:
-    """Raises for labels without a unit of their output, or of a form that its loss can't take."""
-    shape: Any = () if loss.output is None else loss.output.shape
-    if len(shape) < 2 or not isinstance(shape[-1], int):
-        return
-    units, kind = shape[-1], labels.kind
-    if clipping == "label_distance":
-        _check_two_classes(labels, units)
-    if kind is None:
-        problem = f"some labels are not in 0..{units - 1}"
-        codes: Any = labels.array if loss.loss.takes_codes else None
-        fits = codes is None or bool(np.all((codes >= 0) & (codes < units)))
-    elif kind.num_labels is not None:
-        problem = f"the labels are rows of {kind.num_labels}"
-        fits = kind.num_labels == units
-    elif kind.label_range is not None:
-        _check_loss_of_numbers(loss, kind.label_range, units)
-        return
-    else:
-        # This covers every loss, since one may wrap sparse cross-entropy.
-        num_classes = kind.num_classes or 0
-        problem = f"the labels have {num_classes} classes"
-        fits = num_classes <= units
-        fits = fits or (units == 1 and not loss.loss.takes_codes)
-        if fits and loss.loss.takes_vectors and units > 1:
-            raise ValueError(
-                "expected a loss of class codes, as the vault has them, got a loss of one-hot "
-                "rows. Use keras.losses.SparseCategoricalCrossentropy."
-            )
-        if units == 1 and num_classes > 2 and loss.loss.takes_two_classes:
-            raise ValueError(
-                f"expected labels of two classes for the loss {loss.loss.name!r}, got "
-                f"{kind.describe()}. Give the last layer one unit for each class, and use "
-                "keras.losses.SparseCategoricalCrossentropy."
-            )
-    if not fits:
+@_validate.clears_frames
+def _check_codes(labels: Any, units: int) -> None:
+    if not np.all((labels >= 0) & (labels < units)):
         raise ValueError(
-            f"{problem}, but the model has {units} outputs. Give its last layer one unit for "
-            "each class (numbered from zero), or for each label of a row."
-        )
-
-
-def _check_loss_of_numbers(loss: OutputLoss, label_range: tuple[float, float], units: int) -> None:
-    of_classes = loss.loss.takes_codes or loss.loss.takes_rows
-    outside = label_range[0] < 0.0 or label_range[1] > 1.0
-    if of_classes or (outside and loss.loss.takes_two_classes):
-        raise ValueError(
-            f"expected a loss of numbers in [{label_range[0]:g}, {label_range[1]:g}], got "
-            f"{loss.loss.name!r}. Use keras.losses.MeanSquaredError."
-        )
-    if units > 1 and loss.loss.takes_vectors:
-        raise ValueError(
-            f"expected one unit for labels that are numbers, got {units}. Give the last layer one "
-            "unit."
+            f"some labels are not in 0..{units - 1}, but the model has {units} outputs. Give its "
+            "last layer one unit for each class (numbered from zero), or for each label of a row."
         )
 
 
@@ -389,19 +349,11 @@ def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
     return "row" if len(tf.nest.flatten(labels)) > 1 else unit
 
 
-def _classes_of(loss: OutputLoss, labels: OutputLabels) -> tuple[Any, ...]:
-    kind = labels.kind
-    if kind is None:
-        columns = None if loss.output is None else loss.output.shape[-1]
-        return tuple(range(max(2, columns or 2)))
-    if isinstance(kind, Classes):
-        return kind.classes
-    if kind.num_labels != 1:
-        raise ValueError(
-            f"expected classes for class_weight, got {kind.describe()}. Give sample_weight, or "
-            "loss_weights for outputs with one column each."
-        )
-    return 0, 1
+def _classes_of(labels: OutputLabels, units: int | None) -> tuple[Any, ...]:
+    """Returns the classes that have weights."""
+    if labels.kind is None:
+        return tuple(range(max(2, units or 2)))
+    return labels.kind.weighted_classes
 
 
 def _is_given(value: Any) -> bool:

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import TrainingPass
 
@@ -84,78 +83,104 @@ class VertexLosses:
             is_weighted: whether ``mask`` has factors of the losses.
             noise_stddev: as the attribute.
         """
-        loss, weights = losses.parts[0].loss, mask if is_weighted else None
-        is_plain = losses.parts[0].is_plain and weights is None
-        cross_entropy = is_plain and loss.is_plain_cross_entropy("categorical")
+        weights = mask if is_weighted else None
+        found = _ModelLosses(forward, losses, x, labels, label_range, weights)
+        return cls(
+            found.of_each_label,
+            found.predictions,
+            forward.variables,
+            mask,
+            noise_stddev,
+            found.are_cross_entropy,
+        )
 
-        def outputs() -> tuple[tf.Tensor, Any]:
-            y_pred, output_mask = forward(x)
-            if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
-                shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
-                raise ValueError(
-                    "expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got "
-                    f"shape {shapes}. Flatten the output, or train with denoiser=None."
-                )
-            return tf.identity(tf.cast(y_pred, tf.float32)), output_mask
 
-        def candidates(y_pred: tf.Tensor) -> tf.Tensor:
-            if _is_one_number(y_pred):
-                codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
-            elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
-                return tf.eye(y_pred.shape[1], dtype=labels.dtype)
-            else:
-                codes = tf.range(y_pred.shape[1])
-            codes = tf.cast(codes, labels.dtype)
-            return codes[:, None] if labels.shape.rank == 2 else codes
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ModelLosses:
+    """The arguments of ``VertexLosses.of_model``, with the factors (n,) of the losses or None."""
 
-        def shown(each_loss: tf.Tensor, output_mask: Any) -> tf.Tensor:
-            # An example that the model masks has one loss for all labels, without a gradient: that
-            # of the uniform distribution, which is read off the losses of cross-entropy.
-            if output_mask is None:
-                return each_loss
-            keep = tf.cast(tf.reshape(output_mask, (-1, 1)), tf.bool)
-            return tf.where(keep, each_loss, math.log(each_loss.shape[1]))
+    forward: TrainingPass
+    losses: OutputLosses
+    x: Any
+    labels: tf.TensorSpec
+    label_range: tuple[float, float] | None
+    weights: tf.Tensor | None
 
-        def each_label() -> tf.Tensor:
-            y_pred, output_mask = outputs()
-            if not _is_one_number(y_pred) and cross_entropy:
-                # The result is that below, in n K instead of n K^2 operations.
-                return shown(-tf.nn.log_softmax(y_pred), output_mask)
-            each = candidates(y_pred)
-            n, k = y_pred.shape[0], each.shape[0]
-            tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
-            each_loss = tf.reshape(losses(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
-            each_loss = shown(each_loss, output_mask)
-            return each_loss if weights is None else each_loss * weights[:, tf.newaxis]
+    @property
+    def are_cross_entropy(self) -> bool:
+        [part, *_] = self.losses.parts
+        is_plain = part.is_plain and self.weights is None
+        return is_plain and part.loss.is_plain_cross_entropy("categorical")
 
-        def predictions() -> tf.Tensor:
-            y_pred, _ = outputs()
-            if _is_one_number(y_pred):
-                value = tf.reshape(tf.sigmoid(y_pred) if loss.from_logits else y_pred, (-1,))
-                low, high = _ends(loss, labels, label_range)
-                upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
-                return tf.stack([1.0 - upper, upper], axis=1)
-            if loss.from_logits:
-                return tf.nn.softmax(y_pred)
-            shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
-            return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
+    def of_each_label(self) -> tf.Tensor:
+        """Returns the losses (n, K)."""
+        y_pred, mask = self._outputs()
+        if not _is_one_number(y_pred) and self.are_cross_entropy:
+            # The result is that below, in n K instead of n K^2 operations.
+            return _shown(-tf.nn.log_softmax(y_pred), mask)
+        each = self._possible_labels(y_pred)
+        n, k = y_pred.shape[0], each.shape[0]
+        tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
+        each_loss = tf.reshape(self.losses(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+        each_loss = _shown(each_loss, mask)
+        return each_loss if self.weights is None else each_loss * self.weights[:, tf.newaxis]
 
-        return cls(each_label, predictions, forward.variables, mask, noise_stddev, cross_entropy)
+    def predictions(self) -> tf.Tensor:
+        """Returns the probabilities (n, K)."""
+        y_pred, _ = self._outputs()
+        loss = self.losses.parts[0].loss
+        if _is_one_number(y_pred):
+            value = tf.reshape(tf.sigmoid(y_pred) if loss.from_logits else y_pred, (-1,))
+            low, high = self._ends()
+            upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
+            return tf.stack([1.0 - upper, upper], axis=1)
+        if loss.from_logits:
+            return tf.nn.softmax(y_pred)
+        shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
+        return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
+
+    def _outputs(self) -> tuple[tf.Tensor, Any]:
+        y_pred, mask = self.forward(self.x)
+        if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
+            shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
+            raise ValueError(
+                "expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got "
+                f"shape {shapes}. Flatten the output, or train with denoiser=None."
+            )
+        return tf.identity(tf.cast(y_pred, tf.float32)), mask
+
+    def _possible_labels(self, y_pred: tf.Tensor) -> tf.Tensor:
+        labels = self.labels
+        if _is_one_number(y_pred):
+            codes = tf.constant(self._ends(), tf.float32)
+        elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
+            return tf.eye(y_pred.shape[1], dtype=labels.dtype)
+        else:
+            codes = tf.range(y_pred.shape[1])
+        codes = tf.cast(codes, labels.dtype)
+        return codes[:, None] if labels.shape.rank == 2 else codes
+
+    def _ends(self) -> tuple[float, float]:
+        if self.label_range is not None:
+            return self.label_range
+        loss = self.losses.parts[0].loss
+        function = loss.function_name
+        if function.startswith("binary_") or "hinge" in function or self.labels.dtype == tf.bool:
+            return 0.0, 1.0
+        raise ValueError(
+            f"expected labels in a public range for {loss.name!r} and one output, got none. Give "
+            "PrivateLabels(labels, Numbers(low, high)), or train with denoiser=None."
+        )
+
+
+def _shown(each_loss: tf.Tensor, mask: Any) -> tf.Tensor:
+    # An example that the model masks has one loss for all labels, without a gradient: that of the
+    # uniform distribution, which is read off the losses of cross-entropy.
+    if mask is None:
+        return each_loss
+    keep = tf.cast(tf.reshape(mask, (-1, 1)), tf.bool)
+    return tf.where(keep, each_loss, math.log(each_loss.shape[1]))
 
 
 def _is_one_number(y_pred: tf.Tensor) -> bool:
     return bool(y_pred.shape.rank == 1 or y_pred.shape[1] == 1)
-
-
-def _ends(
-    loss: KerasLoss, labels: tf.TensorSpec, label_range: tuple[float, float] | None
-) -> tuple[float, float]:
-    if label_range is not None:
-        return label_range
-    function = loss.function_name
-    if function.startswith("binary_") or "hinge" in function or labels.dtype == tf.bool:
-        return 0.0, 1.0
-    raise ValueError(
-        f"expected labels in a public range for {loss.name!r} and one output, got none. Give "
-        "PrivateLabels(labels, Numbers(low, high)), or train with denoiser=None."
-    )

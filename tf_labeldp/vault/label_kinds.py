@@ -118,6 +118,14 @@ class LabelKind(abc.ABC):
         """The class values (K,) in the order of their codes; None unless labels are classes."""
         return None
 
+    @property
+    def weighted_classes(self) -> tuple[Hashable, ...]:
+        """The classes that have weights; labels without classes raise a ``ValueError``."""
+        raise ValueError(
+            f"expected classes for class_weight, got {self.describe()}. Give sample_weight, or "
+            "loss_weights for outputs with one column each."
+        )
+
     @abc.abstractmethod
     @_validate.clears_frames
     def encode(self, labels: Private[Any]) -> np.ndarray:
@@ -187,6 +195,13 @@ class LabelKind(abc.ABC):
         if of_predictions:
             metrics = tuple(name for name in metrics if name not in ("mean", "total"))
         return _validate.one_of("metric", metric, metrics)
+
+    @abc.abstractmethod
+    def check_loss(self, loss: Setting[Any], units: int) -> None:
+        """Raises if a Keras loss of an output with so many units is not for these labels.
+
+        ``loss`` says which labels it takes, as ``gradients.keras_loss.KerasLoss`` does.
+        """
 
     def header(self) -> dict[str, Any]:
         """Returns the fields that a store's header has for this kind."""
@@ -287,6 +302,19 @@ class Numbers(LabelKind):
             raise ValueError("'mean' and 'total' take no predictions. Leave predictions=None.")
         return None
 
+    def check_loss(self, loss: Setting[Any], units: int) -> None:
+        outside = self.low < 0.0 or self.high > 1.0
+        if loss.takes_codes or loss.takes_rows or (outside and loss.takes_two_classes):
+            raise ValueError(
+                f"expected a loss of {self.describe()}, got {loss.name!r}. Use "
+                "keras.losses.MeanSquaredError."
+            )
+        if units > 1 and loss.takes_vectors:
+            raise ValueError(
+                f"expected one unit for labels that are numbers, got {units}. Give the last layer "
+                "one unit."
+            )
+
     def _check_range(self, found: tuple[float, float] | None) -> None:
         # With a narrower range, an error of the mechanism would reveal a label outside it.
         if found is not None and (found[0] > self.low or found[1] < self.high):
@@ -363,6 +391,10 @@ class Classes(LabelKind):
     def classes(self) -> tuple[Hashable, ...]:
         """The class values in the order of their codes."""
         return self.names if self.names is not None else tuple(range(self.num_classes))
+
+    @property
+    def weighted_classes(self) -> tuple[Hashable, ...]:
+        return self.classes
 
     @property
     def class_values(self) -> np.ndarray:
@@ -458,6 +490,22 @@ class Classes(LabelKind):
             ClassificationMechanism.checked(mechanism)
         self.check_release(mechanism)
 
+    def check_loss(self, loss: Setting[Any], units: int) -> None:
+        # This covers every loss, since one may wrap sparse cross-entropy.
+        if self.num_classes > units and (units > 1 or loss.takes_codes):
+            raise _other_units(f"the labels have {self.num_classes} classes", units)
+        if loss.takes_vectors and units > 1:
+            raise ValueError(
+                "expected a loss of class codes, as the vault has them, got a loss of one-hot "
+                "rows. Use keras.losses.SparseCategoricalCrossentropy."
+            )
+        if units == 1 and self.num_classes > 2 and loss.takes_two_classes:
+            raise ValueError(
+                f"expected labels of two classes for the loss {loss.name!r}, got "
+                f"{self.describe()}. Give the last layer one unit for each class, and use "
+                "keras.losses.SparseCategoricalCrossentropy."
+            )
+
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
 
@@ -493,6 +541,10 @@ class Rows(LabelKind):
     @property
     def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
         raise TypeError("rows of labels have no metrics. Evaluate a PrivateLabels of each column.")
+
+    @property
+    def weighted_classes(self) -> tuple[Hashable, ...]:
+        return (0, 1) if self.num_labels == 1 else super().weighted_classes
 
     @property
     def code_variance(self) -> float:
@@ -536,6 +588,10 @@ class Rows(LabelKind):
                 f"{self.num_labels} times."
             )
 
+    def check_loss(self, loss: Setting[Any], units: int) -> None:
+        if self.num_labels != units:
+            raise _other_units(f"the labels are rows of {self.num_labels}", units)
+
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
         """Returns the charge of a release, or of one draw per label of the row."""
         once = Charge.of(mechanism)
@@ -556,6 +612,13 @@ class Rows(LabelKind):
 
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros((size, self.num_labels), dtype=np.int64)
+
+
+def _other_units(problem: str, units: int) -> ValueError:
+    return ValueError(
+        f"{problem}, but the model has {units} outputs. Give its last layer one unit for each "
+        "class (numbered from zero), or for each label of a row."
+    )
 
 
 def _numbers(labels: Any) -> np.ndarray:
