@@ -319,7 +319,7 @@ CHANNEL = RandomizedResponse(1.0, 3)
 
 def loss_of(values, mechanism, loss="squared_error"):
     noisy = NoisyLabels(np.asarray(values), np.arange(len(values)), mechanism)
-    return TableLabels(noisy, slice(None), None).target(loss, None).loss
+    return TableLabels(noisy, noisy.kind, slice(None), None).target(loss, None).loss
 
 
 LOSSES = {

@@ -9,6 +9,7 @@ from tf_labeldp.semi_supervised import DivideMix
 
 # The division of given labels, which a training shows on average.
 from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.vault import Classes
 
 keras = pytest.importorskip("keras")
 VIEWS = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
@@ -37,7 +38,9 @@ def test_it_learns_the_true_classes_from_noisy_ones(trained):
 
 def test_the_true_labels_are_clean(trained, images, noisy):
     model, history = trained
-    labelled = read_targets(noisy, public_input(None, None, None), 300, NUM_CLASSES, "values")
+    labelled = read_targets(
+        noisy, public_input(None, None, None), 300, Classes(NUM_CLASSES), "values"
+    )
     believed = model.clean_probabilities(model.network, images[0], labelled) > 0.5
     is_true = np.asarray(noisy) == images[1]
     assert believed[is_true].mean() > 0.9 and believed[~is_true].mean() < 0.1

@@ -10,6 +10,7 @@ from tf_labeldp.semi_supervised import FixMatch
 
 # The exact targets of noisy labels, which a training shows on average.
 from tf_labeldp.semi_supervised.targets import read_targets
+from tf_labeldp.vault import Classes
 
 keras = pytest.importorskip("keras")
 LOSS = keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -36,7 +37,9 @@ def test_it_learns_the_true_classes_from_noisy_ones(trained, images, noisy):
 
 
 def targets_of(labels, num_images=300, kind="likelihoods"):
-    return read_targets(labels, public_input(None, None, None), num_images, NUM_CLASSES, kind)
+    return read_targets(
+        labels, public_input(None, None, None), num_images, Classes(NUM_CLASSES), kind
+    )
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
@@ -234,7 +237,7 @@ def test_alignment_moves_pseudo_labels_to_the_priors():
 def test_clusters_keep_the_labels_that_agree(images, noisy):
     """DenoiseSSL: with perfect clusters, training uses true labels only."""
     public = public_input(None, images[1], None)
-    labelled = read_targets(noisy, public, 300, NUM_CLASSES, "likelihoods")
+    labelled = read_targets(noisy, public, 300, Classes(NUM_CLASSES), "likelihoods")
     assert labelled.likelihoods is None  # The filter knows the noisy labels already.
     assert np.array_equal(labelled.classes, images[1][labelled.rows])
     assert len(labelled.rows) == (np.asarray(noisy) == images[1]).sum()
@@ -255,7 +258,7 @@ def test_a_class_without_a_cluster_is_named_and_the_others_are_learnt(images, no
 def test_posteriors_and_weights_are_the_targets(noisy):
     weights = np.r_[np.zeros(100), np.full(200, 2.0)]
     public = public_input(None, None, weights)
-    labelled = read_targets(noisy, public, 300, NUM_CLASSES, "posterior")
+    labelled = read_targets(noisy, public, 300, Classes(NUM_CLASSES), "posterior")
     np.testing.assert_allclose(labelled.targets, noisy.posterior()[100:], rtol=1e-6)
     assert labelled.rows.tolist() == list(range(100, 300)) and set(labelled.weights) == {2.0}
 

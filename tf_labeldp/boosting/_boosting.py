@@ -27,7 +27,7 @@ from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Fold, Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._mean_columns import with_means
-from tf_labeldp.boosting._targets import Start, TableLabels, check_range, classes_of
+from tf_labeldp.boosting._targets import TableLabels, check_loss
 from tf_labeldp.boosting._trees import Trees
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import (
@@ -42,7 +42,15 @@ from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels, PrivateLabels
+from tf_labeldp.vault import (
+    Classes,
+    LabelKind,
+    LabelRandomizer,
+    NoisyLabels,
+    Numbers,
+    PrivateLabels,
+    Rows,
+)
 from tf_labeldp.vault.handed_on import with_receipts
 
 _SHAPES = ((3, 0.1), (15, 0.05))
@@ -198,15 +206,14 @@ class PrivateBoosting(Head):
             source = LabelSource(self, y, self._mechanism, public_input(public, inner).receipts)
         coder, rows = _read(public.with_value(features), self.categorical)
         is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
-        classes = classes_of(y) if source is None else source.kind.class_values
-        num_classes = 2 if classes is None else len(classes)
-        monotonic = _monotonic(self.monotonic_cst, coder, is_code, num_classes)
+        kind = y.kind if source is None else source.kind
+        monotonic = _monotonic(self.monotonic_cst, coder, is_code, kind)
         if monotonic is not None and start is not None:
             raise ValueError(
                 "expected monotonic_cst without start, whose scores may rise and fall, got both. "
                 "Leave one of them out."
             )
-        start = _checked_start(start, y if source is None else None, classes)
+        start = _checked_start(start, y if source is None else None, kind)
         # A start that can't read the features fails before the draw.
         outputs = None if start is None else _outputs(start, features)
         weights = Column.relative_weights(sample_weight, rows.shape[0])
@@ -219,8 +226,8 @@ class PrivateBoosting(Head):
         else:
             _validate.one_label_per_row(rows.shape[0], len(source.vault))
             used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
-            self._check_worth(used, num_classes)
-            class_weights(class_weight, source.kind.class_values, None)
+            self._check_worth(used, kind)
+            class_weights(class_weight, kind.class_values, None)
             digests = FeatureRows(features).digests()
             mechanism = source.mechanism
 
@@ -240,12 +247,12 @@ class PrivateBoosting(Head):
                 outputs = _column(noisy.shift)  # of this start
             outputs = outputs[rows_of_labels]
             _check_shift(noisy, start, outputs)
-            ends = start._label_range if source is None else source.kind.label_range
-            is_of_start = source is not None or noisy.shift is not None
-            begin = Start(self._as_scores(start, outputs, np), ends if is_of_start else None)
+            begin = self._as_scores(start, outputs, np)
+            if source is None and noisy.shift is not None:
+                kind = Numbers(*start._label_range)  # Not that of the residuals.
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
-        labels = TableLabels(noisy, rows_of_labels, weights)
+        labels = TableLabels(noisy, kind, rows_of_labels, weights)
         target = labels.target(self.loss, begin)
         if coder is not None and coder.hashed_ and target.constant.size == 1:
             coder, means = with_means(coder, features, labels, seed)
@@ -272,9 +279,9 @@ class PrivateBoosting(Head):
         self.coder_, self.start_ = coder, start
         self.noisy_labels_ = noisy
         self.receipts_ = Receipts.merged(receipts, Receipts.of_weights(sample_weight, class_weight))
-        self.classes_: Any = target.classes
-        self._label_range = target.label_range
-        self._class_weights = class_weights(class_weight, target.classes, target.shares)
+        self.classes_: Any = kind.class_values
+        self._label_range = kind.label_range
+        self._class_weights = class_weights(class_weight, kind.class_values, target.shares)
         self._remember_columns(FeatureRows(features).columns, rows.shape[1])
         self.num_trees_ = sum(model.num_trees for models in self._grown for model in models)
         gains = np.sum([weight * model.gains() for model, weight in self._weighted()], axis=0)
@@ -371,9 +378,9 @@ class PrivateBoosting(Head):
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
 
-    def _check_worth(self, number: int, num_classes: int) -> None:
+    def _check_worth(self, number: int, kind: LabelKind) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
-        signal = self.worth(number, epsilon, num_classes)
+        signal = self.worth(number, epsilon, kind.num_classes or 2)
         if signal < _LEAST_SIGNAL:
             head = _validate.Argument("method", "head", "PrivateLogisticRegression")
             raise ValueError(
@@ -387,21 +394,21 @@ class PrivateBoosting(Head):
             )
 
     def _mechanism(self, kind: LabelKind) -> Any:
-        if kind.num_labels is not None:
+        if isinstance(kind, Rows):
             raise ValueError(
                 f"PrivateBoosting expected classes or numbers, got {kind.describe()}. Fit one "
                 "model per column. Nothing was drawn."
             )
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         is_released = isinstance(start := PublicInput.bare(self.start), HeadResidualRandomizer)
-        if kind.num_classes is not None:
+        if isinstance(kind, Classes):
             if is_released:
                 raise ValueError(
                     "expected numbers with start=HeadResidualRandomizer(...), got "
                     f"{kind.describe()}. Give a fitted head as start. Nothing was drawn."
                 )
             return RandomizedResponse(epsilon, kind.num_classes)
-        check_range(self.loss, kind.label_range)
+        check_loss(self.loss, kind)
         if is_released:
             return dataclasses.replace(start, epsilon=epsilon)
         return LabelRandomizer(epsilon)
@@ -493,7 +500,7 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
     return noisy
 
 
-def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
+def _checked_start(start: Any, noisy: NoisyLabels | None, kind: LabelKind) -> Any:
     """Returns the fitted estimator where boosting starts; None without, or if it is released."""
     if noisy is not None and noisy.shift is not None and start is None:
         raise ValueError(
@@ -508,6 +515,7 @@ def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
             f"{type(start).__name__}. Give a head, such as PrivateRidge(...).fit(X, y)."
         )
     start._check_fitted()
+    classes: Any = kind.class_values
     own: Any = None if start._is_regressor() else start.classes_
     if own is None and not start._is_regressor():
         raise ValueError("expected a start for classes or numbers, got one for rows of labels.")
@@ -574,15 +582,15 @@ def _monotonic(
     constraints: Mapping[str | int, int] | None,
     coder: TableCodes | None,
     is_code: np.ndarray,
-    num_classes: int,
+    kind: LabelKind,
 ) -> list[int] | None:
     """Returns -1, 0 or 1 for each column; None without constraints."""
     if constraints is None:
         return None
-    if num_classes > 2:
+    if (kind.num_classes or 2) > 2:
         raise ValueError(
-            "expected two classes or numbers with monotonic_cst, got "
-            f"{num_classes} classes, whose probabilities sum to one. Leave it out."
+            f"expected two classes or numbers with monotonic_cst, got {kind.describe()}, whose "
+            "probabilities sum to one. Leave it out."
         )
     names = range(is_code.size) if coder is None else [column.name for column in coder.columns_]
     places = {name: place for place, name in enumerate(names)}

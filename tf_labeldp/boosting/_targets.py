@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +19,10 @@ from tf_labeldp.boosting._losses import (
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.estimation.priors import class_prior
 from tf_labeldp.mechanisms import ClassificationMechanism
-from tf_labeldp.vault import Classes, NoisyLabels
+from tf_labeldp.vault import LabelKind, NoisyLabels, Numbers
 
 _LEAST_RATE = 1e-6
 """The least mean of counts, as a share of the largest: noise can push the mean below zero."""
-
-
-class Start(NamedTuple):
-    """Scores (n, C) of a model where boosting starts, and the range of the labels if known."""
-
-    scores: np.ndarray
-    label_range: tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,9 +30,7 @@ class Target:
     loss: ScoreLoss
     constant: np.ndarray  # (C,), the start of the loss without a model
     variance: float  # of true labels, in squared units of the scores
-    classes: np.ndarray | None = None  # class values (K,)
     shares: np.ndarray | None = None  # (K,), estimated class shares
-    label_range: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,11 +39,13 @@ class TableLabels:
 
     Attributes:
         noisy: their labels.
+        kind: the kind of the true labels.
         places: their places in the table, or a slice.
         weights: their public weights (n,), or None.
     """
 
     noisy: NoisyLabels
+    kind: LabelKind
     places: Any
     weights: np.ndarray | None
 
@@ -60,11 +53,14 @@ class TableLabels:
     def debiased(self) -> np.ndarray:
         return self.noisy.debiased()
 
-    def target(self, loss: str, start: Start | None) -> Target:
-        """Returns the target of trees, whose scores of classes are logits."""
+    def target(self, loss: str, start: np.ndarray | None) -> Target:
+        """Returns the target of trees, whose scores of classes are logits.
+
+        ``start`` has the scores (n, C) of a model where boosting starts.
+        """
         noisy, weights, size = self.noisy, self.weights, len(self.noisy)
-        if self.debiased.ndim == 1:
-            return self._target_of_numbers(loss, start)
+        if isinstance(self.kind, Numbers):
+            return self._target_of_numbers(self.kind, loss, start)
         counts = None if weights is None else weights * (size / weights.sum())
         shares, _ = class_prior(self.debiased, counts)
         mechanism: Any = noisy.mechanism
@@ -75,47 +71,40 @@ class TableLabels:
         is_binary = shares.size == 2
         constant = np.log(shares[1:] / shares[:1]) if is_binary else np.log(shares)
         constant, scores = _started(constant, size, start)
-        kind = BinaryChannelLoss if is_binary else ChannelLoss
-        return Target(kind(scores, found, channel), constant, 1.0, classes_of(noisy), shares)
+        losses = BinaryChannelLoss if is_binary else ChannelLoss
+        return Target(losses(scores, found, channel), constant, 1.0, shares)
 
-    def _target_of_numbers(self, loss: str, start: Start | None) -> Target:
-        mechanism: Any = self.noisy.mechanism
+    def _target_of_numbers(self, kind: Numbers, loss: str, start: np.ndarray | None) -> Target:
+        check_loss(loss, kind)
         numbers = self.debiased[:, np.newaxis]
         mean = np.average(numbers, axis=0, weights=self.weights)
-        low, high = (start and start.label_range) or mechanism.label_range()
-        check_range(loss, (low, high))
+        low, high = kind.label_range
         if loss == "squared_error":
             constant, scores = _started(np.clip(mean, low, high), len(numbers), start)
             squared, variance = SquaredLoss(scores, numbers), _variance(self.noisy)
-            return Target(squared, constant, variance, label_range=(low, high))
+            return Target(squared, constant, variance)
         constant = np.log(np.clip(mean, _LEAST_RATE * high, high))
         constant, scores = _started(constant, len(numbers), start)
         poisson = PoissonLoss(scores, numbers, high)
-        return Target(poisson, constant, 1.0, label_range=(low, high))
+        return Target(poisson, constant, 1.0)
 
 
-def classes_of(noisy: NoisyLabels) -> np.ndarray | None:
-    """Returns the class values (K,) of noisy labels; None for numbers."""
-    if noisy.classes is not None:
-        return Classes(noisy.classes).class_values
-    number = getattr(noisy.mechanism, "num_classes", None)
-    return None if number is None else np.arange(number)
-
-
-def _started(constant: np.ndarray, size: int, start: Start | None) -> tuple[np.ndarray, np.ndarray]:
+def _started(
+    constant: np.ndarray, size: int, start: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the constant (C,) next to a model, and the scores (n, C) where boosting starts."""
     if start is None:
         return constant, np.broadcast_to(constant, (size, constant.size))
-    return np.zeros(constant.size), start.scores
+    return np.zeros(constant.size), start
 
 
-def check_range(loss: str, label_range: tuple[float, float] | None) -> None:
+def check_loss(loss: str, kind: LabelKind) -> None:
     """Raises if numbers may be below zero and the loss is Poisson's."""
-    if loss == "poisson" and label_range is not None and label_range[0] < 0.0:
+    if loss == "poisson" and isinstance(kind, Numbers) and kind.low < 0.0:
         raise ValueError(
             Message.of(
                 Argument("loss", "poisson"),
-                f" expected labels of zero or more, got a range from {label_range[0]:g}. Use ",
+                f" expected labels of zero or more, got a range from {kind.low:g}. Use ",
                 Argument("loss", "squared_error"),
                 ". Nothing was drawn.",
             )

@@ -158,16 +158,17 @@ def load_data(name: str, folder: pathlib.Path | None) -> Data:
     return Data(name, x_train, y_train, x_test, y_test, tuple(names.tolist()))
 
 
-def _network(shape: tuple[int, ...], num_classes: int) -> Any:
+def _network(data: Data) -> Any:
     """Returns a perceptron, or for images the CNN of ``ghazi2024``, Table 10(a)."""
     import keras
 
+    shape = data.x_train.shape[1:]
     layers: list[Any] = [keras.Input(shape)]
     for _ in range(2 if len(shape) == 3 else 0):
         layers.append(keras.layers.Conv2D(16, 3, activation="relu"))
         layers.append(keras.layers.AveragePooling2D(2))
     layers += [keras.layers.Flatten(), keras.layers.Dense(16 if layers[1:] else 64, "relu")]
-    return keras.Sequential([*layers, keras.layers.Dense(num_classes)])
+    return keras.Sequential([*layers, keras.layers.Dense(len(data.class_names))])
 
 
 class _Training:
@@ -191,7 +192,7 @@ class _Training:
         data, num_classes = self.data, len(self.data.class_names)
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
-        model = _network(data.x_train.shape[1:], num_classes)
+        model = _network(data)
         model.compile(
             keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.CategoricalCrossentropy(from_logits=True),

@@ -187,7 +187,7 @@ class Classification(Task):
             self.prior = _normalized(args.prior, probabilities, self.num_classes)
 
     def encoded(self, column: Any) -> np.ndarray:
-        return class_codes(column, self.names, self.num_classes)
+        return class_codes(column, Classes(self.names or self.num_classes))
 
     def decoded(self, noisy: np.ndarray) -> Any:
         codes = super().decoded(noisy)
@@ -278,8 +278,9 @@ class Regression(Task):
         }
 
 
-def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.ndarray:
+def class_codes(column: Any, kind: Classes) -> np.ndarray:
     """Returns codes of an Arrow column of names or codes, or raises an error with their number."""
+    names, num_classes = kind.names, kind.num_classes
     advice = f"not in 0..{num_classes - 1}; raise --num-classes or renumber the classes"
     if names:
         advice = f"none of the {num_classes} --classes; add what is missing or check the spelling"

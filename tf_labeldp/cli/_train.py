@@ -201,7 +201,7 @@ def _labels(table: Any, args: argparse.Namespace) -> np.ndarray:
         ) from None
     labels: np.ndarray = column.to_numpy(zero_copy_only=False)
     if args.low is None:
-        _tasks.class_codes(column, args.classes, args.num_classes or len(args.classes))
+        _tasks.class_codes(column, Classes(args.classes or args.num_classes))
         return labels
     return _tasks.checked_numbers(labels, args)
 

@@ -104,10 +104,9 @@ class LabelSlot:
         return make((element[0], label, *element[2:]))
 
 
-def check_label_spec(
-    spec: Any, num_classes: int | None, num_outputs: int | None = None
-) -> tf.DType:
+def check_label_spec(spec: Any, mechanism: Any) -> tf.DType:
     """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
+    num_classes = getattr(mechanism, "num_classes", None)
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 0:
         raise ValueError(
             f"expected a scalar label, got {spec}. Call .unbatch() if the dataset is batched, and "
@@ -124,7 +123,7 @@ def check_label_spec(
             f"expected integer labels 0..{num_classes - 1}, got dtype {spec.dtype.name}. Cast "
             "whole numbers with tf.cast(label, tf.int64); number names from zero."
         )
-    elif (most := max(num_classes, num_outputs or 0) - 1) > spec.dtype.max:
+    elif (most := max(num_classes, getattr(mechanism, "num_outputs", 0)) - 1) > spec.dtype.max:
         raise ValueError(
             f"expected a dtype that holds the noisy label {most}, got "
             f"{spec.dtype.name}. Cast the labels to tf.int64 first."

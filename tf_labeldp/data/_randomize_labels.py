@@ -206,9 +206,7 @@ class LabelRandomization:
         if not tf.executing_eagerly():
             raise RuntimeError("randomize_labels needs eager execution, outside of tf.function.")
         slot = LabelSlot.of(dataset.element_spec, self._label_key)
-        num_classes = getattr(self.mechanism, "num_classes", None)
-        num_outputs = getattr(self.mechanism, "num_outputs", num_classes)
-        dtype = check_label_spec(slot.label(dataset.element_spec), num_classes, num_outputs)
+        dtype = check_label_spec(slot.label(dataset.element_spec), self.mechanism)
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError("the dataset is endless. Apply randomize_labels before .repeat().")
         check_no_repeat(dataset)

@@ -658,7 +658,7 @@ class PrivateClassifier(_FrontDoor):
     def _network(self, inputs: _Inputs, encoder: Any) -> BootstrappedHead:
         network, is_image = self.model, inputs.form == "images"
         if network is None:
-            network = image_network(inputs.features, inputs.labels.num_classes)
+            network = image_network(inputs.features, inputs.kind)
         if inputs.form == "table":
             raise TypeError(
                 "model= needs features in an array, or a dict of arrays for a model with such "

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp.vault import LabelKind
+
 WIDTHS = (32, 64, 128)
 """Filters at full, half and a quarter of the resolution."""
 
 
-def image_network(images: np.ndarray, num_classes: int) -> Any:
+def image_network(images: np.ndarray, kind: LabelKind) -> Any:
     """Returns a residual network from images, also of bytes or without channels, to logits (n, K).
 
     Its weights are the same in every call. The images' means and variances, by channel, are public.
@@ -40,7 +42,7 @@ def image_network(images: np.ndarray, num_classes: int) -> Any:
         x = layers.Add()([x, block(block(x, width), width)])
     pooled = [layers.GlobalAveragePooling2D()(x), layers.GlobalMaxPooling2D()(x)]
     start = keras.initializers.GlorotUniform(next(seeds))
-    dense = layers.Dense(num_classes, kernel_initializer=start, dtype="float32")
+    dense = layers.Dense(kind.num_classes, kernel_initializer=start, dtype="float32")
     logits = dense(layers.Concatenate()(pooled))
     return keras.Model(inputs, logits, name="image_network")
 

@@ -123,11 +123,8 @@ class PATE:
             )
         public = public_input(features, self.teacher)
         features, teacher = public.value
-        num_classes = labels.num_classes
-        mechanism = ConfidentGNMax(num_classes=num_classes, **self._settings)
-        teachers = _Teachers(
-            features, teacher, self.num_teachers, num_queries, size, num_classes, self.seed
-        )
+        mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
+        teachers = _Teachers(features, teacher, mechanism, self.num_teachers, size, self.seed)
         if not labels.has_draw(self.key):
             teachers.try_one()
         released = labels.release(mechanism, public_input=public.with_value(teachers), key=self.key)
@@ -150,10 +147,9 @@ class _Teachers:
         self,
         features: Any,
         teacher: Teacher,
+        mechanism: ConfidentGNMax,
         count: int,
-        num_queries: int,
         size: int,
-        num_classes: int,
         seed: int,
     ) -> None:
         self._features = np.asarray(features)
@@ -161,8 +157,8 @@ class _Teachers:
         self._teacher = teacher
         rng = np.random.default_rng(seed)
         self._shard_of = rng.permutation(size) % count
-        self._count, self._num_classes = count, num_classes
-        self.queries = np.sort(rng.choice(size, num_queries, replace=False))
+        self._count, self._num_classes = count, mechanism.num_classes
+        self.queries = np.sort(rng.choice(size, mechanism.num_queries, replace=False))
 
     def votes(self, labels: np.ndarray) -> np.ndarray:
         """Returns the class that each teacher votes for, (teachers, queries)."""

@@ -15,6 +15,7 @@ from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
+from tf_labeldp.vault import Classes
 
 _SMALL = 1e-8
 
@@ -197,7 +198,7 @@ class DivideMix(Learner):
         """
         public = public_input(x, None, None)
         images = self._read_images(public.value[0])
-        labelled = read_targets(y, public, len(images), self.num_classes, "values")
+        labelled = read_targets(y, public, len(images), Classes(self.num_classes), "values")
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         warmup = min(_validate.integer_at_least("warmup_epochs", warmup_epochs, 0), epochs)
         channel = self._known_channel(labelled) if self.division == "channel" else None

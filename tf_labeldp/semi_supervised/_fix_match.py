@@ -12,6 +12,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.self_supervised.training import Batches, Learner, negative_log_likelihood
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
+from tf_labeldp.vault import Classes
 from tf_labeldp.vault.model_history import TrainedModel
 
 _MOMENTUM = 0.9
@@ -276,7 +277,7 @@ class FixMatch(Learner):
             kind = "likelihoods"
         else:
             kind = _validate.one_of("targets", targets or "values", ("values", "posterior"))
-        labelled = read_targets(y, public, len(images), self.num_classes, kind)
+        labelled = read_targets(y, public, len(images), Classes(self.num_classes), kind)
         if not has_loss and labelled.likelihoods is None and labelled.targets.max(axis=1).min() < 1:
             raise ValueError(
                 "expected classes, or NoisyLabels of a mechanism for classes, got probabilities. "

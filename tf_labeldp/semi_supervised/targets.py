@@ -14,7 +14,7 @@ from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
 from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors
-from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.model_history import TrainedModel
 
@@ -76,7 +76,7 @@ def class_shares(priors: Any, num_classes: int) -> list[float] | None:
 
 
 def read_targets(
-    labels: Any, public: PublicInput[Any], num_rows: int, num_classes: int, kind: str
+    labels: Any, public: PublicInput[Any], num_rows: int, classes: Classes, kind: str
 ) -> Targets:
     """Returns the labelled examples, their targets and weights.
 
@@ -113,17 +113,17 @@ def read_targets(
                 f"clusters= needs one noisy class per image, got targets of shape {array.shape}. "
                 "Use targets='values' and labels for all images."
             )
-        kept = denoise_labels(array, clusters, num_classes).labelled
+        kept = denoise_labels(array, clusters, classes.num_classes).labelled
         rows, array = rows[kept], array[kept]
     weights = Column.weights(sample_weight, num_rows, np.float32)
     weights = (np.ones(num_rows, np.float32) if weights is None else weights)[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
     rows, weights = rows[used], weights[used]
-    targets = _probabilities(array[used], num_classes)
+    targets = _probabilities(array[used], classes)
     _check_classes(targets, clusters)
     of_all = None
     if spread:
-        of_all = np.ones((num_rows, num_classes), np.float32)
+        of_all = np.ones((num_rows, classes.num_classes), np.float32)
         of_all[rows] = targets
         # Flat likelihoods have small gradients. This makes them as large as those of true labels.
         weights = weights / np.float32(spread)
@@ -145,8 +145,9 @@ def _likelihoods_of(noisy: NoisyLabels, array: np.ndarray) -> tuple[np.ndarray, 
     return found.argmax(axis=1) if array.ndim == 2 else array, 0.0
 
 
-def _probabilities(array: np.ndarray, num_classes: int) -> np.ndarray:
+def _probabilities(array: np.ndarray, classes: Classes) -> np.ndarray:
     """Returns classes (m,) or rows that sum to one as checked rows, ``float32`` (m, K)."""
+    num_classes = classes.num_classes
     if array.ndim == 1:
         codes = _validate.class_indices("labels", array, num_classes)
         return np.eye(num_classes, dtype=np.float32)[codes]
