@@ -18,7 +18,7 @@ from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import HeadResidualRandomizer, PrivatePoissonRegression, PrivateRidge
 from tf_labeldp.plugins import DrawSettingsError
 from tf_labeldp.vault import Classes, Numbers, Rows
-from tf_labeldp.vault.private_labels import residuals_of
+from tf_labeldp.vault.uses import NamedUse
 
 N, DELTA, LOW, HIGH = 3000, 1e-6, -3.0, 5.0
 RNG = np.random.default_rng(3)
@@ -36,7 +36,7 @@ def vault(epsilon=4.0, labels=Y, **arguments):
 def drawn():
     labels = vault()
     randomizer = HeadResidualRandomizer(4.0, DELTA)
-    return labels, *randomizer.draw_with_head(labels, None, public_input(X))
+    return labels, *randomizer.draw_with_head(labels, public_input(X))
 
 
 @pytest.mark.holds("heads.HeadResidualRandomizer")
@@ -67,7 +67,7 @@ def test_a_label_moves_its_own_residual_alone_and_at_most_by_epsilon(drawn):
     for changed in (LOW, HIGH):
         labels = Y.copy()
         labels[7] = changed
-        view = residuals_of(vault(labels=labels), predictions, 4.0)
+        view = NamedUse(vault(labels=labels)).residuals(predictions, 4.0)
         outputs.append(view.randomize(LabelRandomizer(1.0, prior=(0.5, 0.5), values=(-4.0, 4.0))))
     assert np.flatnonzero(outputs[0].values != outputs[1].values).tolist() in ([], [7])
     mechanism = noisy.mechanism

@@ -120,8 +120,11 @@ def learner():
 
 
 def draw_from(randomizer, labels, public):
-    """Calls the method of a randomizer as the vault does."""
-    return randomizer.draw_from(labels, None, accounting.public_input(public))
+    """Has the vault call the method of a randomizer."""
+    public = accounting.public_input(public)
+    if randomizer.public_input is None:
+        return labels.randomize(public.with_value(randomizer))
+    return labels.randomize(randomizer, **{randomizer.public_input: public})
 
 
 def release_key():
@@ -281,7 +284,6 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         4.0, delta=DELTA / 2
     ).draw_with_head(
         numbers_of(),
-        None,
         accounting.public_input(put("public", X)),
         put("sample_weight", np.ones(N)),
     )[1],

@@ -48,10 +48,10 @@ from tf_labeldp.vault import (
     LabelRandomizer,
     NoisyLabels,
     Numbers,
-    PrivateLabels,
     Rows,
 )
 from tf_labeldp.vault.handed_on import with_receipts
+from tf_labeldp.vault.uses import NamedUse
 
 _SHAPES = ((3, 0.1), (15, 0.05))
 """Leaves per tree, and the learning rate: additive trees are best at small epsilon, and trees with
@@ -231,13 +231,12 @@ class PrivateBoosting(Head):
             digests = FeatureRows(features).digests()
             mechanism = source.mechanism
 
-            def draw(labels: PrivateLabels, key: str | None, own: PublicInput[Any]) -> NoisyLabels:
+            def draw(use: NamedUse, own: PublicInput[Any]) -> NoisyLabels:
                 nonlocal start
                 if not isinstance(mechanism, HeadResidualRandomizer):
-                    used: Any = own.with_value(mechanism)
-                    return labels.randomize(used, key=key)
+                    return use.randomize(own.with_value(mechanism))
                 inputs = own.with_value(features)
-                start, drawn = mechanism.draw_with_head(labels, key, inputs, sample_weight)
+                start, drawn = mechanism.draw_with_head(use, inputs, sample_weight)
                 return drawn
 
             noisy, receipts = source.randomize(public, digests, self._family_of_clones(), draw)

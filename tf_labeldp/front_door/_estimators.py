@@ -53,7 +53,7 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
 from tf_labeldp.vault import Evaluation, LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.private_labels import vault_of_array
-from tf_labeldp.vault.uses import LabelsTogether
+from tf_labeldp.vault.uses import LabelsTogether, NamedUse
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -180,12 +180,12 @@ class _HeldOut:
     key: str | None
 
     @property
-    def use(self) -> tuple[PrivateLabels, str | None, MetricMechanism]:
+    def use(self) -> tuple[NamedUse, MetricMechanism]:
         labels, kind = self.inputs.labels, self.inputs.kind
         # All metrics at one epsilon have the price of the first.
         each = labels.epsilon_of_one_label(self.price)
         mechanism = MetricMechanism(each, kind.metrics[0], **kind.mechanism_arguments())
-        return labels, self.key, mechanism
+        return NamedUse(labels, self.key), mechanism
 
     def evaluate(self, head: Any) -> Evaluation:
         # The metric depends on the model, and so on the labels that it learnt from.
@@ -208,7 +208,7 @@ class _Plan:
         """Reserves fit and evaluation together, if there are both."""
         if self.held_out is None:
             return contextlib.nullcontext()
-        uses = [(self.inputs.labels, self.key, self.head), self.held_out.use]
+        uses = [(NamedUse(self.inputs.labels, self.key), self.head), self.held_out.use]
         return LabelsTogether.reserve(uses, self.inputs.public)
 
     def fit(self) -> None:
@@ -517,9 +517,9 @@ class _FrontDoor(Head):
         """
         if not inputs.has_vault:
             return None
-        for method, key, cost in self._names(inputs):
-            if inputs.labels.has_draw(key):
-                stored = inputs.labels.mechanism(key)
+        for method, use, cost in self._uses(inputs):
+            if use.is_recorded:
+                stored = use.mechanism
                 is_draw = isinstance(stored, LabelMechanism)
                 # A name of the caller is never that of another release.
                 is_own = self.key is not None or math.isclose(stored.epsilon, cost, rel_tol=1e-9)
@@ -527,10 +527,11 @@ class _FrontDoor(Head):
                     return method
         return None
 
-    def _names(self, inputs: _Inputs) -> list[tuple[str, str | None, float]]:
-        """Returns the names and epsilons of the releases of each method."""
-        each = inputs.labels.epsilon_of_one_label(inputs.epsilon)
-        return [("boosting", self.key, each), ("head", self.key, inputs.epsilon)]
+    def _uses(self, inputs: _Inputs) -> list[tuple[str, NamedUse, float]]:
+        """Returns the name and the epsilon of each method's release."""
+        use = NamedUse(inputs.labels, self.key)
+        each = use.labels.epsilon_of_one_label(inputs.epsilon)
+        return [("boosting", use, each), ("head", use, inputs.epsilon)]
 
     @abc.abstractmethod
     def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
@@ -727,6 +728,14 @@ class PrivateRegressor(_FrontDoor):
     def _is_regressor(self) -> bool:
         return True
 
+    def _kind(self, labels: Any) -> LabelKind:
+        kind = super()._kind(labels)
+        if kind.label_range is None:
+            raise ValueError(
+                f"PrivateRegressor expected numbers, got {kind.describe()}. Use PrivateClassifier."
+            )
+        return kind
+
     def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
         key, start = self.key, None
         if self._recorded_method(inputs) != "trees":
@@ -771,16 +780,16 @@ class PrivateRegressor(_FrontDoor):
         is_whole = rows.size == inputs.labels.label_set.size
         return name if is_whole else f"{name}-{PublicInput.digest_of(rows)[:16]}"
 
-    def _names(self, inputs: _Inputs) -> list[tuple[str, str | None, float]]:
-        labels, epsilon = inputs.labels, inputs.epsilon
-        key = self._residual_key(inputs)
-        residuals = HeadResidualRandomizer(epsilon, inputs.delta)
-        old = LabelRandomizer.default_key if self.key is None else self.key
-        trees = LabelRandomizer(labels.epsilon_of_one_label(epsilon))
-        found = [("boosting", key, residuals.parts(labels, key)[key].epsilon)]
-        if not labels.has_draw(f"{old}/head"):
-            found = [("trees", old, trees.parts(labels, old)[old].epsilon), *found]
-        return [*found, ("head", self.key, epsilon)]
+    def _uses(self, inputs: _Inputs) -> list[tuple[str, NamedUse, float]]:
+        labels, head = inputs.labels, NamedUse(inputs.labels, self.key)
+        use = NamedUse(labels, self._residual_key(inputs))
+        residuals = HeadResidualRandomizer(inputs.epsilon, inputs.delta)
+        found = [("boosting", use, residuals.parts(use)[use.name].epsilon)]
+        old = head.or_named(LabelRandomizer.default_key)
+        if not old.part("head").is_recorded:
+            trees = LabelRandomizer(labels.epsilon_of_one_label(inputs.epsilon))
+            found = [("trees", old, trees.parts(old)[old.name].epsilon), *found]
+        return [*found, ("head", head, inputs.epsilon)]
 
     def _head_class(self) -> Any:
         heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}

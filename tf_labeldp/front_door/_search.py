@@ -25,9 +25,9 @@ from tf_labeldp.front_door._estimators import (
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
+from tf_labeldp.vault.evaluation import selection_mechanism, stacked_predictions
 from tf_labeldp.vault.handed_on import with_receipts
-from tf_labeldp.vault.uses import LabelsTogether
+from tf_labeldp.vault.uses import LabelsTogether, NamedUse
 
 _SET_HERE = frozenset(["epsilon", "delta", "key", "insecure_seed"])
 _MARGIN = 1e-6
@@ -154,8 +154,7 @@ class PrivateSearchCV(Head):
             delta = 0.0  # such an estimator, as PrivateBoosting, uses no Gaussian noise
         charge = _charge_of_fit(epsilon, delta, len(numbers))
         train, held_out = y.split(self.held_out, seed=self.seed)
-        keys = [f"{self.key}/{number}" for number in range(len(numbers))]
-        choice_key = f"{self.key}/choice"
+        fits = [NamedUse(train, self.key).part(str(number)) for number in range(len(numbers))]
         choice = selection_mechanism(held_out, epsilon, self.metric)
         weights = Column.relative_weights(sample_weight, len(y))
         weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
@@ -164,14 +163,15 @@ class PrivateSearchCV(Head):
         if "delta" in arguments:
             shares["delta"] = delta
         fitted = [
-            clone(estimator).set_params(**candidate, **shares, key=keys[numbers[release]])
+            clone(estimator).set_params(**candidate, **shares, key=fits[numbers[release]].key)
             for candidate, release in zip(candidates, releases, strict=True)
         ]
         if delta > 0.0 and len(numbers) > 1:
             for model in fitted:
                 refuse_noisy_labels(model, features_of[0], train)
         # Each charge covers the releases of one fit, whose names begin with its own.
-        uses = [*((train, key, charge) for key in keys), (held_out, choice_key, choice)]
+        of_choice = NamedUse(held_out, self.key).part("choice")
+        uses = [*((use, charge) for use in fits), (of_choice, choice)]
         with LabelsTogether.reserve(uses, public):
             predictions = []
             for model in fitted:
@@ -179,9 +179,8 @@ class PrivateSearchCV(Head):
                 predictions.append(model._outputs(features_of[1]))
             # The choice depends on all fits, and another outcome of it leaves another estimator.
             of_fits = Receipts.merged(*(model.receipts_ for model in fitted))
-            released = release_choice(
-                PublicInput(predictions, of_fits), held_out, epsilon, self.metric, choice_key
-            )
+            stacked = stacked_predictions(PublicInput(predictions, of_fits), held_out, choice)
+            released = of_choice.release(choice, stacked)
         self.receipts_ = Receipts.merged(of_fits, released.receipts)
         self.best_index_ = int(released.values)
         self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)

@@ -25,6 +25,7 @@ from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import Arrays
+from tf_labeldp.vault.uses import NamedUse
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -153,19 +154,21 @@ class BootstrappedHead(Head):
         inputs = self._inputs(public.value[0])
         heads = self._heads(FeatureRows(inputs).num_inputs, y)
         self._check_inputs(inputs)
-        with y.reserve(public_input(public, self.encoder).with_value({self.key: self})):
-            return self._fit_within(heads, public, inputs, y)
+        use = NamedUse(y, self.key)
+        with use.reserve(public_input(public, self.encoder).with_value(self)):
+            return self._fit_within(heads, public, inputs, use)
 
     def _fit_within(
         self: _Self,
         heads: list[PrivateLogisticRegression],
         public: PublicInput[Any],
         inputs: Any,
-        y: PrivateLabels,
+        use: NamedUse,
     ) -> _Self:
         """Fits within the reservation of all releases."""
         from scipy import special
 
+        y = use.labels
         fitted = fitted_encoder(self.encoder, public.with_value(inputs))
         public = public_input(public, fitted)
         encoder = public.value[1]
@@ -184,7 +187,7 @@ class BootstrappedHead(Head):
             features = np.concatenate([self._hidden(inputs), first], axis=1)
         if self._for_draw():
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
-            drawn = y.randomize(self._draw(y), priors=priors, key=f"{self.key}/draw")
+            drawn = use.part("draw").randomize(self._draw(y), priors=priors)
             receipts = Receipts.merged(receipts, drawn.receipts)
             likelihood = likelihoods(drawn.mechanism, drawn.values, drawn.priors)
             likelihood /= likelihood.sum(axis=1, keepdims=True)
@@ -267,19 +270,18 @@ class BootstrappedHead(Head):
         self._model(FeatureRows(inputs).raw(np.arange(1)), training=False)
 
     @_validate.clears_frames
-    def parts(
-        self, labels: Private[PrivateLabels], key: str | None = None
-    ) -> dict[str | None, Any]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str | None, Any]:
         """Returns the mechanisms of the heads and of the draw, for ``PrivateLabels.reserve``.
 
         They are named by the ``key`` of this object.
         """
-        self._group_size = labels.group_size
+        use = NamedUse(NamedUse.of(labels).labels, self.key)
+        self._group_size = use.labels.group_size
         uses: dict[str | None, Any] = {}
         for head in self._unfitted():
-            uses |= head.parts(labels)
+            uses |= head.parts(use)
         if self._for_draw():
-            uses[f"{self.key}/draw"] = self._draw(labels)
+            uses[use.part("draw").name] = self._draw(use.labels)
         return uses
 
     def _unfitted(self) -> list[PrivateLogisticRegression]:

@@ -23,8 +23,8 @@ from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Mechanism, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels, Randomizer
-from tf_labeldp.vault.private_labels import residuals_of
 from tf_labeldp.vault.records import DrawSettingsError
+from tf_labeldp.vault.uses import NamedUse
 
 _DRAW_PAYS = 2.5
 """The epsilon from which noisy labels help more than a larger release."""
@@ -140,7 +140,7 @@ class HeadPriorRandomizer(Randomizer):
                 f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
             )
         # The head's mechanism checks that delta fits the noise.
-        self._new_head(None)._mechanism(Classes(2))
+        self._new_head()._mechanism(Classes(2))
 
     def split(self) -> tuple[float, float]:
         """Returns the epsilons of head and draw, whose sum is at most epsilon."""
@@ -151,22 +151,20 @@ class HeadPriorRandomizer(Randomizer):
         return head, self.epsilon - head
 
     @_validate.clears_frames
-    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
         """Returns the mechanisms of the head's release and the draw."""
-        key = self.default_key if key is None else key
-        head = self._new_head(None)._mechanism(labels.kind)
-        return {f"{key}/head": head, key: self.draw(self.split()[1], labels.num_classes)}
+        use = NamedUse.of(labels).or_named(self.default_key)
+        head, draw = self._new_head(), self.draw(self.split()[1], use.labels.num_classes)
+        return {use.part("head").name: head._mechanism(use.labels.kind), use.name: draw}
 
     @_validate.clears_frames
-    def draw_from(
-        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
-    ) -> NoisyLabels:
+    def draw_from(self, use: Private[NamedUse], public: PublicInput[Any]) -> NoisyLabels:
         """Returns noisy labels with the head's ``priors``; ``PrivateLabels.randomize`` calls it.
 
         Args:
-            labels: the vault with the classes of n examples.
-            key: names the release, ``key/head``, and the draw, ``key``; None for ``"head-prior"``.
-                If either is stored, it is returned without a charge, and the other is made.
+            use: the vault with the classes of n examples. Its key, by default ``"head-prior"``,
+                names the release, ``key/head``, and the draw, ``key``. If either is stored, it is
+                returned without a charge, and the other is made.
             public: the features, numbers (n, d), or inputs of the encoder.
 
         Raises:
@@ -176,37 +174,37 @@ class HeadPriorRandomizer(Randomizer):
             TypeError: the features are in a data set.
             ValueError: the labels are numbers, features are missing, or the head's ``fit`` fails.
         """
-        key = self.default_key if key is None else key
+        labels = use.labels
         if labels.label_range is not None:
             raise ValueError(
                 "HeadPriorRandomizer expected classes, got numbers. Use HeadResidualRandomizer."
             )
         _refuse_dataset(public.value)
         mechanism = self.draw(self.split()[1], labels.num_classes)
-        self._check_settings(mechanism, labels, key)
-        with labels.reserve(public.with_value({key: self})):
-            head = self._new_head(f"{key}/head").fit(public, labels)
+        self._check_settings(mechanism, use)
+        with use.reserve(public.with_value(self)):
+            head = self._new_head().set_params(key=use.part("head").key).fit(public, labels)
             priors = Priors(head.predict_proba(public.value), receipts=head.receipts_)
-            is_stored = labels.has_draw(key)
-            noisy = labels.randomize(mechanism, priors=priors, key=key)
+            is_stored = use.is_recorded
+            noisy = use.randomize(mechanism, priors=priors)
         if is_stored:
-            _check_same_priors(mechanism, noisy.values, priors.probabilities, key)
+            _check_same_priors(use, noisy, priors.probabilities)
         return noisy
 
-    def _new_head(self, key: str | None) -> OneReleaseHead:
+    def _new_head(self) -> OneReleaseHead:
         options = {"encoder": self.encoder, "penalty": self.penalty, "noise": self.noise}
-        return self.head(self.split()[0], self.delta, key=key, **options)
+        return self.head(self.split()[0], self.delta, **options)
 
-    def _check_settings(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
-        if not labels.has_draw(key):
+    def _check_settings(self, draw: PriorMechanism, use: NamedUse) -> None:
+        if not use.is_recorded:
             return
-        head, stored = f"{key}/head", labels.mechanism(key)
-        if not labels.has_draw(head) or stored.to_json(with_receipts=False) != draw.to_json(
+        head, stored = use.part("head"), use.mechanism
+        if not head.is_recorded or stored.to_json(with_receipts=False) != draw.to_json(
             with_receipts=False
         ):
             raise DrawSettingsError(
-                f"draw {key!r} was stored with other settings: expected {stored!r}, got "
-                f"{draw!r} after a head named {head!r}. Use the stored settings, or another "
+                f"draw {use.key!r} was stored with other settings: expected {stored!r}, got "
+                f"{draw!r} after a head named {head.key!r}. Use the stored settings, or another "
                 "key."
             )
 
@@ -293,19 +291,18 @@ class HeadResidualRandomizer(Randomizer):
         return head, (self.epsilon - head) / group_size
 
     @_validate.clears_frames
-    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
         """Returns the mechanisms of the head's release, and of the residuals' prior and draw."""
-        key = self.default_key if key is None else key
-        _refuse_classes(labels)
-        head = self._new_head(labels, None)._mechanism(labels.kind)
-        draw, largest = self._draw(labels)
-        residuals = residuals_of(labels, np.zeros(len(labels)), largest)
-        return {f"{key}/head": head, **draw.parts(residuals, key)}
+        use = NamedUse.of(labels).or_named(self.default_key)
+        vault = use.labels
+        _refuse_classes(vault)
+        draw, largest = self._draw(vault)
+        residuals = use.residuals(np.zeros(len(vault)), largest)
+        head = self._new_head(use)._mechanism(vault.kind)
+        return {use.part("head").name: head, **draw.parts(residuals)}
 
     @_validate.clears_frames
-    def draw_from(
-        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
-    ) -> NoisyLabels:
+    def draw_from(self, use: Private[NamedUse], public: PublicInput[Any]) -> NoisyLabels:
         """Returns noisy residuals, whose ``priors.shift`` has the head's numbers.
 
         ``PrivateLabels.randomize`` calls it. The key is ``"head-residual"`` by default.
@@ -317,40 +314,39 @@ class HeadResidualRandomizer(Randomizer):
             TypeError: the features are in a data set.
             ValueError: the labels are classes, features are missing, or the head's ``fit`` fails.
         """
-        return self.draw_with_head(labels, key, public)[1]
+        return self.draw_with_head(use, public)[1]
 
     @_validate.clears_frames
     def draw_with_head(
         self,
-        labels: Private[PrivateLabels],
-        key: str | None,
+        labels: Private[PrivateLabels | NamedUse],
         public: PublicInput[Any],
         sample_weight: Public[Any] = None,
     ) -> tuple[Any, NoisyLabels]:
         """Returns the fitted head and the noisy residuals; ``sample_weight`` is for the head."""
-        key = self.default_key if key is None else key
-        _refuse_classes(labels)
+        use = NamedUse.of(labels).or_named(self.default_key)
+        _refuse_classes(use.labels)
         _refuse_dataset(public.value)
-        draw, largest = self._draw(labels)
-        self._check_recorded(labels, key, draw)
-        with labels.reserve(public.with_value({key: self})):
-            head = self._new_head(labels, f"{key}/head")
-            head.fit(public, labels, sample_weight=sample_weight)
+        draw, largest = self._draw(use.labels)
+        self._check_recorded(use, draw)
+        with use.reserve(public.with_value(self)):
+            head = self._new_head(use.part("head"))
+            head.fit(public, use.labels, sample_weight=sample_weight)
             shift = PublicInput(head.predict(public.value), head.receipts_)
-            return head, residuals_of(labels, shift, largest).randomize(draw, key=key)
+            return head, use.residuals(shift, largest).randomize(draw)
 
-    def _check_recorded(self, labels: PrivateLabels, key: str, draw: LabelRandomizer) -> None:
+    def _check_recorded(self, use: NamedUse, draw: LabelRandomizer) -> None:
         """Raises before the head's release if another draw has its name."""
-        if not labels.has_draw(key):
+        if not use.is_recorded:
             return
-        stored, own = labels.mechanism(key), self.parts(labels, key)[key]
+        stored, own, head = use.mechanism, self.parts(use)[use.name], use.part("head")
         is_same = getattr(stored, "inputs", None) == draw.values and math.isclose(
             stored.epsilon, own.epsilon, rel_tol=1e-9
         )
-        if not is_same or not labels.has_draw(f"{key}/head"):
+        if not is_same or not head.is_recorded:
             raise DrawSettingsError(
-                f"draw {key!r} was stored with other settings: expected residuals of a head "
-                f"'{key}/head' at epsilon={own.epsilon:g}, got {stored!r}. Use the stored "
+                f"draw {use.key!r} was stored with other settings: expected residuals of a head "
+                f"{head.key!r} at epsilon={own.epsilon:g}, got {stored!r}. Use the stored "
                 "settings, or another key."
             )
 
@@ -363,11 +359,11 @@ class HeadResidualRandomizer(Randomizer):
         values = tuple((largest * places * np.abs(places)).tolist())
         return LabelRandomizer(self.split(labels.group_size)[1], values=values), largest
 
-    def _new_head(self, labels: PrivateLabels, key: str | None) -> OneReleaseHead:
+    def _new_head(self, use: NamedUse) -> OneReleaseHead:
         return self.head(
-            self.split(labels.group_size)[0],
+            self.split(use.labels.group_size)[0],
             self.delta,
-            key=key,
+            key=use.key,
             encoder=self.encoder,
             penalty=self.penalty,
             noise=self.noise,
@@ -375,16 +371,15 @@ class HeadResidualRandomizer(Randomizer):
         )
 
 
-def _check_same_priors(
-    mechanism: PriorMechanism, noisy: np.ndarray, priors: np.ndarray, key: str
-) -> None:
+def _check_same_priors(use: NamedUse, noisy: NoisyLabels, priors: np.ndarray) -> None:
     """Raises if stored labels can't have been drawn under these priors, up to rounding."""
+    mechanism: Any = noisy.mechanism
     members = top_k_members(priors, mechanism.set_sizes(priors))
-    outside = 1.0 - float(np.mean(members[np.arange(noisy.size), noisy]))
+    outside = 1.0 - float(np.mean(members[np.arange(len(noisy)), noisy.values]))
     if outside > _OTHER_PRIORS:
         raise DrawSettingsError(
-            f"draw {key!r} was stored with other features or arguments: {outside:.0%} of its noisy "
-            "labels are impossible under these priors. Use the features and arguments of the "
+            f"draw {use.key!r} was stored with other features or arguments: {outside:.0%} of its "
+            "noisy labels are impossible under these priors. Use the features and arguments of the "
             "stored draw, or another key."
         )
 

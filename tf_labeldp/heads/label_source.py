@@ -27,7 +27,7 @@ from tf_labeldp.vault.private_labels import (
     refuse_noisy,
     vault_of_array,
 )
-from tf_labeldp.vault.uses import LabelsTogether
+from tf_labeldp.vault.uses import NamedUse
 
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
@@ -47,7 +47,6 @@ class LabelSource:
         made_of: tuple[Receipt, ...] = (),
     ) -> None:
         labels = self.checked(head, labels)
-        self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
         if self._is_array:
             self.kind = self.kind_of(head)
@@ -56,9 +55,6 @@ class LabelSource:
             self.kind = labels.kind
             _check_arguments(self.arguments_of(head), self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
-        if self._key is None:
-            is_of_several = isinstance(self.mechanism, Randomizer)
-            self._key = self.mechanism.default_key if is_of_several else None
         self.vault: PrivateLabels = labels
         if self._is_array:
             delta = getattr(head, "delta", getattr(self.mechanism, "delta", 0.0))
@@ -67,7 +63,10 @@ class LabelSource:
             budget = PrivacyBudget(head.epsilon + spent, delta)
             self.vault = vault_of_array(labels, self.kind, budget, head.insecure_seed)
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
-        LabelsTogether.check_uses([(self.vault, self._key, self.mechanism)])
+        self._use = NamedUse(self.vault, head.key)
+        if isinstance(self.mechanism, Randomizer):
+            self._use = self._use.or_named(self.mechanism.default_key)
+        self._use.check_budget(self.mechanism)
 
     @staticmethod
     def refuse_missing(head: Any, labels: Any) -> None:
@@ -133,7 +132,7 @@ class LabelSource:
         ``rows`` are keyed digests (n, k) or None; clones of a head share a ``family``.
         """
         own = self._own(public)
-        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
+        statistic = self._use.release(self.mechanism, own)
         return statistic, self._counted(statistic.receipts, public, rows, family)
 
     def randomize(
@@ -141,13 +140,10 @@ class LabelSource:
         public: PublicInput[Any],
         rows: np.ndarray | None,
         family: object,
-        draw: Callable[[PrivateLabels, str | None, PublicInput[Any]], NoisyLabels],
+        draw: Callable[[NamedUse, PublicInput[Any]], NoisyLabels],
     ) -> tuple[NoisyLabels, tuple[Receipt, ...]]:
-        """Charges the vault, and returns the noisy labels of ``draw`` and the model's receipts.
-
-        ``draw`` takes the vault, the key and the public inputs.
-        """
-        noisy = draw(self.vault, self._key, self._own(public))
+        """Charges the vault, and returns the noisy labels of ``draw`` and the model's receipts."""
+        noisy = draw(self._use, self._own(public))
         return noisy, self._counted(noisy.receipts, public, rows, family)
 
     def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:

@@ -46,6 +46,7 @@ from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
+from tf_labeldp.vault.uses import NamedUse
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -81,12 +82,10 @@ class Head(Estimator, abc.ABC):
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
     @_validate.clears_frames
-    def parts(
-        self, labels: Private[PrivateLabels], key: str | None = None
-    ) -> dict[str | None, Any]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str | None, Any]:
         """Returns the mechanisms of the releases of ``fit``, for ``PrivateLabels.reserve``.
 
-        They are named as the draws in the vault; ``key`` names that of a head without a key.
+        They are named as the draws in the vault; a use names that of a head without a key.
 
         Raises:
             TypeError: the releases of this estimator depend on its features.
@@ -96,8 +95,9 @@ class Head(Estimator, abc.ABC):
                 f"expected a head or PrivateBoosting, got {type(self).__name__}, whose releases "
                 "depend on the features. Call fit, which reserves them."
             )
-        mechanism = mechanism_for_users(labels, self._mechanism(labels.kind))
-        return {self.key or key: mechanism}
+        use = NamedUse.of(labels)
+        mechanism = mechanism_for_users(use.labels, self._mechanism(use.labels.kind))
+        return {self.key or use.key: mechanism}
 
     @abc.abstractmethod
     def predict(self, X: Any) -> np.ndarray:

@@ -41,7 +41,7 @@ from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.records import Arrays
-from tf_labeldp.vault.uses import LabelsTogether
+from tf_labeldp.vault.uses import LabelsTogether, NamedUse
 
 _SHUFFLE_STREAM = 1
 """Added to the seed: the order of batches and the split into stages are drawn independently."""
@@ -346,7 +346,10 @@ class MultiStageTraining(CountedTraining):
     def _reserve(self) -> None:
         """Reserves the draws to come: a first one would be wasted if there is none for a later."""
         parts = enumerate(zip(self._keys, self._plan.parts, strict=True))
-        uses = [(self._labels, key, self._mechanism(stage), part) for stage, (key, part) in parts]
+        uses = [
+            (NamedUse(self._labels, key), self._mechanism(stage), part)
+            for stage, (key, part) in parts
+        ]
         self._reservation = LabelsTogether.reserve(uses)
 
     def set_model(self, model: keras.Model) -> None:

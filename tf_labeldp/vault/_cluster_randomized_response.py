@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault._draws import assignments_of
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
+from tf_labeldp.vault.uses import NamedUse
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
@@ -252,23 +253,21 @@ class ClusterRandomizedResponse(Randomizer):
         return (self.draw or self._sampler).transition_matrix(distribution)
 
     @_validate.clears_frames
-    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its largest cost."""
-        key = self.default_key if key is None else key
-        both = {f"{key}/distributions": self.histogram, key: self.draw}
+        use = NamedUse.of(labels).or_named(self.default_key)
+        both = {use.part("distributions").name: self.histogram, use.name: self.draw}
         return {name: part for name, part in both.items() if part is not None}
 
     @_validate.clears_frames
-    def draw_from(
-        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
-    ) -> NoisyLabels:
+    def draw_from(self, use: Private[NamedUse], public: PublicInput[Any]) -> NoisyLabels:
         """Releases the distributions as ``key/distributions``, and draws as ``key``.
 
         The key is ``"cluster-rr"`` by default. The noisy labels' ``priors`` contains the released
         distributions (C, K) and the clusters.
         """
+        labels = use.labels
         labels.kind.check_release(self)
-        key = self.default_key if key is None else key
         if not len(labels):
             raise ValueError("expected at least one label to randomize, got none.")
         clusters = assignments_of(public.value)
@@ -276,20 +275,18 @@ class ClusterRandomizedResponse(Randomizer):
         table = int(clusters.max()) + 1, self.num_classes
         renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
         _validate.check_size("a table of clusters and classes", table, renumber)
-        with labels.reserve(public.with_value({key: self})):
-            return self._draw_within(labels, key, clusters, public)
+        with use.reserve(public.with_value(self)):
+            return self._draw_within(use, clusters, public)
 
     def _draw_within(
-        self, labels: PrivateLabels, key: str, clusters: np.ndarray, public: PublicInput[Any]
+        self, use: NamedUse, clusters: np.ndarray, public: PublicInput[Any]
     ) -> NoisyLabels:
         """Releases and draws what is reserved."""
         sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
-            grouped = public.with_value(clusters)
-            counts = labels.release(
-                self.histogram, public_input=grouped, key=f"{key}/distributions"
-            )
+            released = use.part("distributions")
+            counts = released.release(self.histogram, public.with_value(clusters))
             distributions = PriorResampling.cluster_distributions(
                 counts.values, sizes, self.threshold
             )
@@ -297,14 +294,14 @@ class ClusterRandomizedResponse(Randomizer):
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
             # The seed is public, a digest of the released distributions, so runs repeat.
-            content = key.encode() + distributions.tobytes()
+            content = use.name.encode() + distributions.tobytes()
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
             values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
-            every = np.arange(len(labels))
+            every = np.arange(len(use.labels))
             beta = self.bias_correction
             noisy = NoisyLabels(values, every, self._sampler, priors, receipts, beta)
             return noisy.recorded()
-        noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
+        noisy = use.randomize(self._stored_or(self.draw, use), priors=priors)
         noisy = dataclasses.replace(
             noisy,
             priors=priors,
@@ -315,8 +312,8 @@ class ClusterRandomizedResponse(Randomizer):
         return noisy.recorded()
 
     @staticmethod
-    def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
-        stored = labels.mechanism(key) if labels.has_draw(key) else None
+    def _stored_or(draw: PriorResampling, use: NamedUse) -> PriorResampling:
+        stored = use.mechanism if use.is_recorded else None
         if isinstance(stored, PriorResampling):
             same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw
             if same and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9):

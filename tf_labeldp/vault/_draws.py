@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
-from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt
+from tf_labeldp.accounting import Assumption, PublicInput
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -112,6 +112,68 @@ class Sealed:
         raise TypeError("true labels cannot be pickled or copied.")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DrawRequest:
+    """A draw of noisy labels, or the release of a statistic, to find by its name or to make.
+
+    Attributes:
+        key: the name; None stands for the next one without a name.
+        rows: examples of the whole vault, (m,).
+        public: the public input; arrays and priors by example have m rows.
+    """
+
+    key: str | None
+    mechanism: Mechanism
+    rows: np.ndarray
+    public: PublicInput[Any] = dataclasses.field(default_factory=lambda: PublicInput(None))
+
+    @property
+    def kind(self) -> str:
+        return "draw" if isinstance(self.mechanism, LabelMechanism) else "release"
+
+    def some(self, places: np.ndarray) -> DrawRequest:
+        """Returns the request for the rows in these places."""
+        size, value = self.rows.size, self.public.value
+        if places.size == size:
+            return self
+        if isinstance(value, Priors) and value.groups is not None:
+            value = dataclasses.replace(value, groups=np.asarray(value.groups)[places])
+        elif isinstance(value, Priors):
+            rows = np.asarray(value.probabilities)
+            if rows.ndim == 2 and len(rows) == size:
+                value = dataclasses.replace(value, probabilities=rows[places])
+        elif isinstance(value, np.ndarray) and value.shape[:1] == (size,):
+            value = value[places]
+        public = self.public.with_value(value)
+        return dataclasses.replace(self, rows=self.rows[places], public=public)
+
+    def has_input_of(self, record: Record) -> bool:
+        """Returns whether a record was made from this public input."""
+        stored, value = record.public_digest, self.public.value
+        if isinstance(value, _HasDigest):
+            return stored is not None and bool(value.matches(stored))
+        return stored == self.public.digest
+
+    def check_is(self, record: Record, *, same_input: bool) -> None:
+        """Raises if a record is that of another draw."""
+        stored, indices = Mechanism.from_json(record.mechanism or {}), record.indices
+        ours, theirs = (each.to_json(with_receipts=False) for each in (self.mechanism, stored))
+        agrees = {
+            # A stored mechanism may lack arguments that were added since: it gets their defaults.
+            "mechanism": ours == theirs,
+            "indices": np.array_equal(indices, self.rows),
+            "priors or public input": same_input,
+        }
+        differing = [name for name, same in agrees.items() if not same]
+        if differing:
+            raise DrawSettingsError(
+                f"draw {record.key!r} exists and was made with other {' and '.join(differing)} "
+                f"(stored: {stored!r}, {indices.size} examples; asked: {self.mechanism!r}, "
+                f"{self.rows.size} examples). Use the settings of the stored draw, or give the new "
+                "draw a key of its own."
+            )
+
+
 class Draws:
     """The draws and releases of one vault: each is drawn once, and later found by its name.
 
@@ -153,32 +215,27 @@ class Draws:
         names = {id(use): self.next_name(later) for later, use in enumerate(unnamed)}
         return [use for use in uses if names.get(id(use), use.key) not in self._ledger.draws]
 
-    def record(
-        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
-    ) -> Record:
+    def record(self, request: DrawRequest) -> Record:
         """Returns the release of this name, which is drawn unless it is recorded."""
-        self._check_use(mechanism, rows, public, key)
+        self._check(request)
         with self._ledger.turn():
-            name = self.next_name() if key is None else str(key)
-            record = self._named(name, mechanism, rows, public, is_compared=True)
-            self._unnamed += key is None
+            record = self._recorded(self._named(request), is_compared=True)
+            self._unnamed += request.key is None
         return record
 
-    def records(
-        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
-    ) -> list[Record]:
+    def records(self, request: DrawRequest) -> list[Record]:
         """Returns the draw of this name, then those of examples whose labels came after a draw.
 
         Together they have these rows. What is not recorded is drawn.
         """
-        self._check_use(mechanism, rows, public, key)
-        found: list[Record] = []
+        self._check(request)
+        rows, found = request.rows, list[Record]()
         with self._ledger.turn():
-            first = self.next_name() if key is None else str(key)
+            first = self._named(request).key
             left, place_of = rows.size, None
             while left or not found:
-                name = f"{first}+{len(found)}" if found else first
-                stored = self._ledger.draws.get(name)
+                key = f"{first}+{len(found)}" if found else first
+                stored = self._ledger.draws.get(key or "")
                 now = None
                 if stored is not None and (old := stored.indices).size < left:
                     if place_of is None:
@@ -193,21 +250,24 @@ class Draws:
                 if now is None:
                     is_left = slice(None) if place_of is None else place_of[rows] >= 0
                     now = np.arange(rows.size)[is_left]
-                some = public if now.size == rows.size else _input_of(public, now, rows.size)
+                some = dataclasses.replace(request.some(now), key=key)
                 # A retrained model never gives exactly the same priors, so a named draw ignores
                 # them.
-                compared = key is None
-                found.append(self._named(name, mechanism, rows[now], some, is_compared=compared))
+                found.append(self._recorded(some, is_compared=request.key is None))
                 left -= now.size
                 if place_of is not None:
                     place_of[rows[now]] = -1
-            self._unnamed += key is None
+            self._unnamed += request.key is None
         return found
 
-    def _check_use(
-        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
-    ) -> None:
-        if key is not None and str(key).startswith(UNNAMED):
+    def _named(self, request: DrawRequest) -> DrawRequest:
+        if request.key is not None:
+            return request
+        return dataclasses.replace(request, key=self.next_name())
+
+    def _check(self, request: DrawRequest) -> None:
+        key, mechanism = request.key, request.mechanism
+        if key is not None and key.startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}. Use another key."
@@ -215,29 +275,19 @@ class Draws:
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
         if not Mechanism.is_of_this_library(mechanism):
-            self._check_foreign(mechanism, rows, public.value)
+            self._check_foreign(request)
 
-    def _named(
-        self,
-        name: str,
-        mechanism: Mechanism,
-        rows: np.ndarray,
-        public: PublicInput[Any],
-        *,
-        is_compared: bool,
-    ) -> Record:
-        public_input = public.value
-        digest = None if isinstance(public_input, _HasDigest) else public.digest
-        record = self._ledger.draws.get(name)
+    def _recorded(self, request: DrawRequest, *, is_compared: bool) -> Record:
+        """Returns the record of a request with a name, which is drawn if there is none."""
+        record = self._ledger.draws.get(request.key or "")
         if record is None:
-            receipts = public.receipts
-            return self._new_record(name, mechanism, rows, public_input, digest, receipts)
-        same_input = not is_compared or _is_same_input(record, public_input, digest)
+            return self._new_record(request)
+        same_input = not is_compared or request.has_input_of(record)
         has_shift = "shift" in record.array_names
-        if isinstance(mechanism, LabelMechanism) and has_shift != (self._shift is not None):
+        if request.kind == "draw" and has_shift != (self._shift is not None):
             same_input = False  # labels for residuals, or the other way round
         elif has_shift and self._shift is not None:
-            stored = record.arrays["shift"]
+            stored, rows = record.arrays["shift"], request.rows
             # Machines round differently.
             low, high = self._kind.label_range or (0.0, 0.0)
             most = _OTHER_SHIFT * (high - low)
@@ -245,14 +295,19 @@ class Draws:
                 stored, self._shift[rows], rtol=0.0, atol=most
             )
             same_input = same_input and is_near
-        _check_same(record, mechanism, rows, same_input)
+        request.check_is(record, same_input=same_input)
         return record
 
-    def charge_of(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any = None) -> Charge:
-        """Returns the cost of a use, of which a plug-in's statement names what was not tested."""
+    def planned(self, request: DrawRequest) -> PlannedUse:
+        """Returns the use to reserve or to charge.
+
+        The statement of a plug-in names what was not tested.
+        """
+        mechanism, rows, public_input = request.mechanism, request.rows, request.public.value
         charge = self._kind.charge(mechanism)
         if (users := self._ledger.users) is not None:
             charge = users.at(rows).charge(mechanism, charge, public_input)
+        what = f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
@@ -269,45 +324,38 @@ class Draws:
         has_receipts = isinstance(public_input, Priors) and public_input.receipts
         if public_input is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)
-        return charge.with_assumptions(notes)
+        return PlannedUse(request.key, what, request.kind, charge.with_assumptions(notes), rows)
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
         # Statistics are never keyed.
         return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
-    def _check_foreign(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        identity = _identity(mechanism, rows.size)
+    def _check_foreign(self, request: DrawRequest) -> None:
+        mechanism, size, public_input = request.mechanism, request.rows.size, request.public.value
+        identity = _identity(mechanism, size)
         if identity not in _CHECKED or _CHECKED[identity][0] != _channel_digest(mechanism):
             statistic: dict[str, Any] = {}
             if isinstance(mechanism, AggregateMechanism):
-                statistic = {"public_input": public_input, "size": rows.size}
+                statistic = {"public_input": public_input, "size": size}
             tested = check_mechanism(mechanism, **statistic)
             _CHECKED[identity] = _channel_digest(mechanism), tested
         # Made-up labels show a wrong public input before a true label is read.
-        self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
+        self._apply(mechanism, self._kind.any_labels(size), public_input, None)
 
     @_validate.clears_frames
-    def _new_record(
-        self,
-        name: str,
-        mechanism: Mechanism,
-        rows: np.ndarray,
-        public_input: Any,
-        digest: str | None,
-        made_of: tuple[Receipt, ...],
-    ) -> Record:
-        ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
-        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
-        planned = PlannedUse(name, in_words(mechanism, charge), kind, charge, rows)
-        taken = ledger.take(planned, made_of)
+    def _new_record(self, request: DrawRequest) -> Record:
+        mechanism, rows, public_input = request.mechanism, request.rows, request.public.value
+        # A mechanism may change its input; one that is streamed has a digest once it was read.
+        digest = None if isinstance(public_input, _HasDigest) else request.public.digest
+        ledger, planned = self._ledger, self.planned(request)
+        taken = ledger.take(planned, request.public.receipts)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.
             number = len(ledger.records) - ledger.num_reservations
             rng = np.random.default_rng([self._seed, number])
-        use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
         # A mechanism of another library may keep what it read in its attributes.
-        described, what = mechanism.to_json(), repr(mechanism)
+        described, charged = mechanism.to_json(), planned._replace(what=repr(mechanism))
         output = None
         is_ours = Mechanism.is_of_this_library(mechanism)
         try:
@@ -315,7 +363,9 @@ class Draws:
             with quietly(), np.errstate(all="ignore"):
                 labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
                 if (keyed := self._keyed_for(mechanism)) is not None:
-                    output = keyed.randomize(mechanism, labels, rows, public_input, name)
+                    output = keyed.randomize(
+                        mechanism, labels, rows, public_input, request.key or ""
+                    )
                 else:
                     output = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
@@ -327,34 +377,35 @@ class Draws:
             if is_ours:
                 # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            failed = taken.receipt(ledger.new_receipt(charge, what, "failed", **use))
-            ledger.keep(receipt=failed)
+            failed = ledger.new_receipt(charged._replace(kind="failed"), seeded=rng is not None)
+            ledger.keep(receipt=taken.receipt(failed))
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
                 "mechanism on made-up labels."
             ) from None
-        values = compact(output) if kind == "draw" else np.asarray(output)
-        use["output_digest"] = PublicInput.digest_of(values)
+        values = compact(output) if request.kind == "draw" else np.asarray(output)
+        of_values = PublicInput.digest_of(values)
         priors: dict[str, Any] = {}
         if isinstance(public_input, Priors):
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
             priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         record: Record = taken.charge(
-            ledger.new_receipt(charge, what, kind, **use),
+            ledger.new_receipt(charged, seeded=rng is not None, output_digest=of_values),
             mechanism=described,
-            public_digest=public_input.digest() if isinstance(public_input, _HasDigest) else digest,
-            made_of=made_of,
+            public_digest=digest or request.public.digest,
+            made_of=request.public.receipts,
             arrays={
                 **{"values": values, "indices": rows},
                 **priors,
-                **self._arrays_of_shift(kind, rows),
+                **self._arrays_of_shift(request),
             },
         )
         return record
 
-    def _arrays_of_shift(self, kind: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {} if self._shift is None or kind != "draw" else {"shift": self._shift[rows]}
+    def _arrays_of_shift(self, request: DrawRequest) -> dict[str, np.ndarray]:
+        shift = self._shift if request.kind == "draw" else None
+        return {} if shift is None else {"shift": shift[request.rows]}
 
     def _apply(
         self,
@@ -370,27 +421,6 @@ class Draws:
         statistic = AggregateMechanism.checked(mechanism)
         released = statistic.release(labels, public_input, rng=rng)
         return statistic.checked_output(released, None, "biuf")
-
-
-def in_words(mechanism: Mechanism, charge: Charge) -> str:
-    return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
-
-
-def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
-    stored, indices = Mechanism.from_json(record.mechanism or {}), record.indices
-    agrees = {
-        # A stored mechanism may lack arguments that were added since: it gets their defaults.
-        "mechanism": stored.to_json(with_receipts=False) == mechanism.to_json(with_receipts=False),
-        "indices": np.array_equal(indices, rows),
-        "priors or public input": same_input,
-    }
-    differing = [name for name, same in agrees.items() if not same]
-    if differing:
-        raise DrawSettingsError(
-            f"draw {record.key!r} exists and was made with other {' and '.join(differing)} "
-            f"(stored: {stored!r}, {indices.size} examples; asked: {mechanism!r}, {rows.size} "
-            "examples). Use the settings of the stored draw, or give the new draw a key of its own."
-        )
 
 
 def _identity(mechanism: Mechanism, size: int) -> tuple[type, str, int | None]:
@@ -409,22 +439,6 @@ def _channel_digest(mechanism: Mechanism) -> str:
     return PublicInput.digest_of(np.asarray(mechanism.transition_matrix()))
 
 
-def _input_of(public: PublicInput[Any], places: np.ndarray, size: int) -> PublicInput[Any]:
-    """Returns the part of a public input of ``size`` examples that is about some of them."""
-    value = public.value
-    if isinstance(value, Priors) and value.groups is not None:
-        return public.with_value(
-            dataclasses.replace(value, groups=np.asarray(value.groups)[places])
-        )
-    if isinstance(value, Priors):
-        rows = np.asarray(value.probabilities)
-        if rows.ndim == 2 and len(rows) == size:
-            value = dataclasses.replace(value, probabilities=rows[places])
-        return public.with_value(value)
-    is_by_example = isinstance(value, np.ndarray) and value.shape[:1] == (size,)
-    return public.with_value(value[places]) if is_by_example else public
-
-
 def assignments_of(clusters: Any) -> Any:
     """Returns the cluster of each example, of ``find_clusters`` or an array."""
     return getattr(clusters, "assignments", clusters)
@@ -437,10 +451,3 @@ class _HasDigest(Protocol):
     def digest(self) -> str: ...
 
     def matches(self, digest: str) -> bool: ...
-
-
-def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
-    stored = record.public_digest
-    if isinstance(public_input, _HasDigest):
-        return stored is not None and bool(public_input.matches(stored))
-    return stored == digest

@@ -23,12 +23,9 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
 from tf_labeldp.vault.noisy_labels import NoisyLabels
-from tf_labeldp.vault.private_labels import (
-    PrivateLabels,
-    Randomizer,
-    shift_of,
-)
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 from tf_labeldp.vault.records import DrawSettingsError
+from tf_labeldp.vault.uses import NamedUse
 
 _TIMES_THEOREM_7 = 4.0
 """Theorem 7 bounds the error of single labels; their mean needs a better prior."""
@@ -208,50 +205,47 @@ class LabelRandomizer(Randomizer):
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
     @_validate.clears_frames
-    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
         """Returns the mechanism of the prior, and one with the cost of the draw."""
-        key = self.default_key if key is None else key
-        values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
+        use = NamedUse.of(labels).or_named(self.default_key)
+        values, prior_epsilon = self.split(len(use.labels), *_checked_range(use.labels))
         ends = (values[0], values[-1])
         # The cost of a draw does not depend on its bins, which are chosen after the release.
         draw: dict[str, Mechanism] = {
-            key: RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
+            use.name: RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
         }
         if self.prior is not None:
             return draw
-        return {f"{key}/prior": self._histogram(values, prior_epsilon), **draw}
+        return {use.part("prior").name: self._histogram(values, prior_epsilon), **draw}
 
     @_validate.clears_frames
-    def draw_from(
-        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
-    ) -> NoisyLabels:
+    def draw_from(self, use: Private[NamedUse], public: PublicInput[Any]) -> NoisyLabels:
         """Releases the prior as ``key/prior``, finds the bins, and draws as ``key``.
 
         The key is ``"label-randomizer"`` by default.
         """
-        key = self.default_key if key is None else key
+        labels = use.labels
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         checked_loss(self.loss, values)
         rest = self.epsilon - prior_epsilon
         if self.unbiased:
             unbiased_range(values, rest)
-        stored = self._stored_bins(labels, key, values, rest)
-        with labels.reserve(public.with_value({key: self})):
+        stored = self._stored_bins(use, values, rest)
+        with use.reserve(public.with_value(self)):
             if self.prior is not None:
                 prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
             else:
                 histogram = self._histogram(values, prior_epsilon)
-                prior = labels.release(histogram, key=f"{key}/prior").priors()
-            mechanism = self._best_draw(values, prior, rest, stored, key)
-            noisy = labels.randomize(mechanism, key=key)
+                prior = use.part("prior").release(histogram).priors()
+            noisy = use.randomize(self._best_draw(use, stored, values, prior, rest))
         receipts = Receipts.merged(public.receipts, prior.receipts, noisy.receipts)
-        shift = shift_of(labels, key)
+        shift = use.shift
         priors = dataclasses.replace(prior, shift=shift)
         noisy = dataclasses.replace(noisy, priors=priors, receipts=receipts)
         return noisy if prior.receipts and shift is None else noisy.recorded()
 
     def _best_draw(
-        self, values: np.ndarray, prior: Priors, epsilon: float, stored: Any, key: str
+        self, use: NamedUse, stored: Any, values: np.ndarray, prior: Priors, epsilon: float
     ) -> Any:
         """Returns the best mechanism for this prior; a stored one, if it is as good."""
         if self.unbiased:
@@ -266,7 +260,7 @@ class LabelRandomizer(Randomizer):
         ]
         if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
             why = f"the stored channel is not optimal for loss={self.loss!r}"
-            raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
+            raise _other_settings(use, f"{mechanism!r}, and {why}")
         return stored
 
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
@@ -277,17 +271,17 @@ class LabelRandomizer(Randomizer):
         return ChannelMechanism if self.unbiased else RROnBins
 
     def _stored_bins(
-        self, labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
+        self, use: NamedUse, values: np.ndarray, epsilon: float
     ) -> RROnBins | ChannelMechanism | None:
-        if not labels.has_draw(key):
+        if not use.is_recorded:
             return None
-        stored = labels.mechanism(key)
+        stored = use.mechanism
         if (
             not isinstance(stored, self._kind)
             or not math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
             or stored.inputs != tuple(values.tolist())
         ):
-            raise _other_settings(key, stored, f"epsilon={epsilon:g} on {values.size} values")
+            raise _other_settings(use, f"epsilon={epsilon:g} on {values.size} values")
         return stored
 
 
@@ -300,8 +294,8 @@ def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
     return labels.label_range
 
 
-def _other_settings(key: str, stored: Mechanism, requested: str) -> DrawSettingsError:
+def _other_settings(use: NamedUse, requested: str) -> DrawSettingsError:
     return DrawSettingsError(
-        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; requested: "
-        f"{requested}). Use the settings of the stored draw, or another key."
+        f"draw {use.key!r} exists and was made with other settings (stored: {use.mechanism!r}; "
+        f"requested: {requested}). Use the settings of the stored draw, or another key."
     )

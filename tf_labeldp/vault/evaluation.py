@@ -188,22 +188,20 @@ def _size_by_bounds(least: np.ndarray, most: np.ndarray, mean: float, width: flo
     return size * share * (1.0 - share) * width**2 / variance if variance else math.inf
 
 
-def evaluate_by_release(
-    labels: Any, predictions: Any, metric: str, epsilon: float, key: str | None
-) -> Evaluation:
-    """Returns a metric of predictions on the labels of a vault by one release."""
-    kind, size = labels.kind, len(labels)
+def evaluate_by_release(use: Any, predictions: Any, metric: str, epsilon: float) -> Evaluation:
+    """Returns a metric of predictions on labels by one release; ``use`` is a ``NamedUse``."""
+    kind, size = use.labels.kind, len(use.labels)
     kind.check_metric(metric)
     public = public_input(predictions)
     MetricMechanism.check_length(size, size if public.value is None else np.shape(public.value)[0])
     [predicted] = kind.codes_of([public.value])
     public = public.with_value(predicted)
     if metric in _HISTOGRAM_METRICS:
-        return _HISTOGRAM_METRICS[metric](labels, public, epsilon, key)
+        return _HISTOGRAM_METRICS[metric](use, public, epsilon)
     released_metric = "mean" if metric == "total" else metric
     mechanism = MetricMechanism(epsilon, released_metric, **kind.mechanism_arguments())
     public = public.with_value(kind.checked_predictions(released_metric, public.value))
-    released = labels.release(mechanism, public_input=public, key=key)
+    released = use.release(mechanism, public)
     value, noise = float(released.values), mechanism.noise_stddev(size)
     low, high = mechanism.bounds
     examples = float(size)
@@ -368,7 +366,9 @@ def select(
     predictions, candidates = public.value
     if candidates is not None:
         _check_candidates(candidates, len(predictions))
-    chosen = release_choice(public.with_value(predictions), labels, epsilon, metric, key)
+    mechanism = selection_mechanism(labels, epsilon, metric)
+    stacked = stacked_predictions(public.with_value(predictions), labels, mechanism)
+    chosen = labels.release(mechanism, public_input=stacked, key=key)
     index = int(chosen.values)
     if candidates is None:
         return index
@@ -392,13 +392,11 @@ def _check_candidates(candidates: Sequence[Any], number: int) -> None:
             )
 
 
-def release_choice(
-    predictions: Public[Any], labels: Any, epsilon: float, metric: str | None, key: str | None
-) -> Any:
-    """Releases the index of the best model, charged to the vault."""
-    mechanism = selection_mechanism(labels, epsilon, metric)
-    public = public_input(predictions)
-    candidates = [PublicInput.bare(candidate) for candidate in public.value]
+def stacked_predictions(
+    predictions: PublicInput[Any], labels: Any, mechanism: SelectionMechanism
+) -> PublicInput[Any]:
+    """Returns the checked predictions of several models as the mechanism takes them."""
+    candidates = [PublicInput.bare(candidate) for candidate in predictions.value]
     if not candidates:
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
@@ -406,7 +404,7 @@ def release_choice(
     kind, name = labels.kind, mechanism.metric
     candidates = kind.codes_of(candidates)
     stacked = np.stack([kind.checked_predictions(name, candidate) for candidate in candidates])
-    return labels.release(mechanism, public_input=public.with_value(stacked), key=key)
+    return predictions.with_value(stacked)
 
 
 def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> SelectionMechanism:
@@ -418,15 +416,15 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
 
 
 def _release_counts(
-    labels: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float, key: str | None
+    use: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float
 ) -> tuple[np.ndarray, np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts of labels by group and class (G, K), by one release.
 
     Further results are the group sizes (G,), the standard deviation of the noise and the receipts.
     """
-    num_classes = labels.kind.num_classes
+    num_classes = use.labels.num_classes
     mechanism = HistogramMechanism(epsilon, num_classes)
-    released = labels.release(mechanism, public_input=public.with_value(groups), key=key)
+    released = use.release(mechanism, public.with_value(groups))
     counts = np.zeros((size, num_classes))
     counts[: len(released.values)] = released.values
     sizes = np.bincount(groups, minlength=size)
@@ -435,20 +433,16 @@ def _release_counts(
     return counts, sizes, mechanism.noise_stddev, released.receipts
 
 
-def _confusion_matrix(
-    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
-) -> Evaluation:
-    num_classes = labels.kind.num_classes
-    predicted = labels.kind.checked_predictions("accuracy", public.value)
-    counts, sizes, noise, receipts = _release_counts(
-        labels, public, predicted, num_classes, epsilon, key
-    )
+def _confusion_matrix(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+    num_classes = use.labels.num_classes
+    predicted = use.labels.kind.checked_predictions("accuracy", public.value)
+    counts, sizes, noise, receipts = _release_counts(use, public, predicted, num_classes, epsilon)
     errors = np.broadcast_to(np.where(sizes > 0, noise, 0.0), counts.shape)
     return Evaluation(
         "confusion_matrix",
         counts.T,
         errors,
-        len(labels),
+        len(use.labels),
         receipts,
         bounds=(0.0, sizes),
         effective_examples=np.where(sizes > 0, sizes, math.inf),
@@ -456,31 +450,24 @@ def _confusion_matrix(
 
 
 def _release_positives(
-    labels: Any,
-    public: PublicInput[Any],
-    positions: Any,
-    size: int,
-    epsilon: float,
-    key: str | None,
+    use: Any, public: PublicInput[Any], positions: Any, size: int, epsilon: float
 ) -> tuple[np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts per class and cell (C, size); of two classes only the second counts.
 
     Further results are the standard deviation of the noise and the receipts.
     """
-    mechanism = LinearBinningMechanism(epsilon, labels.kind.num_classes)
-    released = labels.release(mechanism, public_input=public.with_value(positions), key=key)
+    mechanism = LinearBinningMechanism(epsilon, use.labels.num_classes)
+    released = use.release(mechanism, public.with_value(positions))
     values = np.atleast_2d(released.values)
     counts = np.zeros((len(values), size))
     counts[:, : values.shape[1]] = values
     return counts, mechanism.noise_stddev, released.receipts
 
 
-def _detection(
-    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None, metric: str
-) -> Evaluation:
+def _detection(use: Any, public: PublicInput[Any], epsilon: float, metric: str) -> Evaluation:
     """Returns precision, recall or F1, from noisy counts of right and missed examples per class."""
-    num_classes, size = labels.kind.num_classes, len(labels)
-    codes = labels.kind.checked_predictions("accuracy", public.value)
+    num_classes, size = use.labels.num_classes, len(use.labels)
+    codes = use.labels.kind.checked_predictions("accuracy", public.value)
     is_hit = codes[:, np.newaxis] == np.arange(num_classes)
     positions = is_hit[:, 1] if num_classes == 2 else is_hit
     if num_classes == 2 and not positions.any():
@@ -489,7 +476,7 @@ def _detection(
             "labels. Take 'average_precision' or 'auc', or predictions with a lower threshold."
         )
     counts, noise, receipts = _release_positives(
-        labels, public, positions.astype(np.int64), 2, epsilon, key
+        use, public, positions.astype(np.int64), 2, epsilon
     )
     # The predictions are public: a cell without examples has no label and no noise.
     predicted = is_hit.sum(axis=0)[-len(counts) :]
@@ -519,7 +506,7 @@ def _detection(
     return Evaluation(metric, value, error, size, receipts, details, effective_examples=examples)
 
 
-def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
+def _auc(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
     """Returns the area under the ROC curve, the mean of one class against the rest for K > 2.
 
     The area depends on the labels through two sums over the positives alone, their number and the
@@ -528,11 +515,11 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     of 64 bins of scores the error is 3.3 times as large, with ten bins 1.3 times, and binning adds
     a bias. Ties count a half.
     """
-    num_classes, size = labels.kind.num_classes, len(labels)
-    scores = labels.kind.checked_predictions("auc", public.value)
+    num_classes, size = use.labels.num_classes, len(use.labels)
+    scores = use.labels.kind.checked_predictions("auc", public.value)
     positions = np.stack([_mid_ranks(scores[:, k]) for k in range(num_classes)], axis=1)
     counts, noise, receipts = _release_positives(
-        labels, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon, key
+        use, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon
     )
     low, high = counts.T
     p = low + high
@@ -549,16 +536,14 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     return Evaluation("auc", value, error, size, receipts, effective_examples=examples)
 
 
-def _average_precision(
-    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
-) -> Evaluation:
+def _average_precision(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
     """Returns the average precision, from noisy positives in bins of ranks that grow downwards.
 
     In a bin, positives are taken as spread evenly. The sum is quadratic in the counts: the
     variance of the noise is subtracted from squares.
     """
-    size = len(labels)
-    scores = labels.kind.checked_predictions("average_precision", public.value)[:, 1]
+    size = len(use.labels)
+    scores = use.labels.kind.checked_predictions("average_precision", public.value)[:, 1]
     # The number of scores of at least its own: precision changes at these ranks alone.
     ranks = size - np.searchsorted(np.sort(scores), scores, side="left")
     ends, least = [0], math.ceil(_FIRST_BIN / epsilon)
@@ -566,7 +551,7 @@ def _average_precision(
         ends.append(ends[-1] + max(least, math.ceil(_BIN_GROWTH * ends[-1])))
     bins = np.searchsorted(ends[1:], ranks)
     number = len(ends) - 1
-    counts, noise, receipts = _release_positives(labels, public, bins, number, epsilon, key)
+    counts, noise, receipts = _release_positives(use, public, bins, number, epsilon)
     sizes = np.bincount(bins, minlength=number)
     positives = np.where(sizes > 0, counts[0], 0.0)
     variances = np.where(sizes > 0, noise**2, 0.0)
@@ -632,17 +617,15 @@ def _mid_ranks(scores: np.ndarray) -> np.ndarray:
     return 0.5 * (below + up_to - 1.0) / max(scores.size - 1, 1)
 
 
-def _calibration(
-    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
-) -> Evaluation:
-    num_classes, size = labels.kind.num_classes, len(labels)
-    rows = labels.kind.checked_predictions("calibration", public.value)
+def _calibration(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+    num_classes, size = use.labels.num_classes, len(use.labels)
+    rows = use.labels.kind.checked_predictions("calibration", public.value)
     predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)
     confidence = rows[np.arange(size), predicted]
     bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
     shape = (_CALIBRATION_BINS, num_classes)
     counts, sizes, noise, receipts = _release_counts(
-        labels, public, bins * num_classes + predicted, math.prod(shape), epsilon, key
+        use, public, bins * num_classes + predicted, math.prod(shape), epsilon
     )
     right = np.diagonal(counts.reshape(*shape, num_classes), axis1=1, axis2=2).sum(axis=1)
     filled = (sizes > 0).reshape(shape).sum(axis=1)

@@ -386,9 +386,7 @@ class _LedgerOfKey(Ledger):
     def __init__(self, store: LabelStore) -> None:
         super().__init__(store.label_set(), None, store)  # type: ignore[arg-type]
 
-    def check(
-        self, rows: np.ndarray, planned: Any, made_of: Iterable[Receipt] = (), *others: Any
-    ) -> list[Receipt]:
+    def check(self, planned: Any, made_of: Iterable[Receipt] = (), *others: Any) -> list[Receipt]:
         """Returns the receipts of inputs that may be about the labels of the key."""
         return self._checked_inputs(made_of)
 

@@ -398,12 +398,10 @@ class Ledger:
         """The number of users of all labels; None without users."""
         return None if self.users is None else self.users.counts.size
 
-    def new_receipt(
-        self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
-    ) -> Receipt:
-        """Returns the receipt of a use of these rows; charges nothing yet.
+    def new_receipt(self, use: PlannedUse, **flags: Any) -> Receipt:
+        """Returns the receipt of a use; charges nothing yet.
 
-        With users, it is charged to all labels of the users of these rows: the labels of a user
+        With users, it is charged to all labels of the users of its rows: the labels of a user
         share one history, which composes all uses of any of them.
         """
         n = self.label_set.size
@@ -415,12 +413,13 @@ class Ledger:
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
         return Receipt(
             self.label_set,
-            self._with_notes(charge),
-            what,
-            kind,
-            key,
-            self._examples(rows),
+            self._with_notes(use.charge),
+            use.what,
+            use.kind,
+            use.key or "",
+            self._examples(use.rows),
             self.budget.delta,
+            use=use.use,
             budget_epsilon=self.budget.epsilon,
             actor=self._actor,
             **{"unit": self._unit, **flags},
@@ -516,14 +515,12 @@ class Ledger:
         """
         ids, parts = set(taken), dict[str, list[Receipt]]()
         for use in uses:
-            about = (use.charge, use.rows, ids)
-            if part := self.reserved_use(use.key, *about):
+            if part := self.reserved_use(use, ids):
                 parts.setdefault(part.plan, [])
-            elif again and (part := self.planned_before(use.key, *about)):
+            elif again and (part := self.planned_before(use, ids)):
                 parts.setdefault(part.plan, []).append(part)
             else:
-                what = (use.charge, use.what, use.kind, use.key or "", use.rows)
-                part = self.new_receipt(*what, plan=plan, plan_uses=plan_uses, use=use.use)
+                part = self.new_receipt(use, plan=plan, plan_uses=plan_uses)
                 parts.setdefault(plan, []).append(part)
             ids.add(part.id)
         return parts
@@ -542,54 +539,53 @@ class Ledger:
         # Another vault in this thread has the plan in its ledger, and not in its work.
         return plan in RUNNING.get() and not self._held.keys().isdisjoint(self._holders[plan])
 
-    def reserved_use(
-        self, key: str | None, charge: Charge, rows: np.ndarray, taken: Collection[str] = ()
-    ) -> Receipt | None:
+    def reserved_use(self, use: PlannedUse, taken: Collection[str] = ()) -> Receipt | None:
         """Returns the reserved use of this name; without a name, one of a running ``with`` block.
 
         ``taken`` are ids of reserved uses to leave out. Called within ``turn``.
         """
         if not self._reserved:
             return None
-        examples = self._examples(rows)
-        for use in self._reserved.values():
-            if key is not None and use.key == key and use.id not in taken:
-                if not _is_about(use, charge, examples):
+        charge, examples = use.charge, self._examples(use.rows)
+        for part in self._reserved.values():
+            if use.key is not None and part.key == use.key and part.id not in taken:
+                if not _is_about(part, charge, examples):
                     end = "give the reservation back: tf-labeldp give-back"
-                    if not self._held.keys().isdisjoint(self._holders[use.plan]):
+                    if not self._held.keys().isdisjoint(self._holders[part.plan]):
                         end = "end the block that reserved them, and reserve again"
                     raise DrawSettingsError(
-                        f"expected the use {key!r} as it was reserved ({use.what}, epsilon="
-                        f"{use.charge.epsilon:g}), got another mechanism, epsilon or other "
+                        f"expected the use {use.key!r} as it was reserved ({part.what}, epsilon="
+                        f"{part.charge.epsilon:g}), got another mechanism, epsilon or other "
                         f"examples. Use those, or {end}."
                     )
-                return use
-        if key is not None and not key.startswith(UNNAMED):
+                return part
+        if use.key is not None and not use.key.startswith(UNNAMED):
             return None
         running = [
-            use
-            for use in self._reserved.values()
-            if use.id not in taken and self._is_own(use.plan) and _is_about(use, charge, examples)
+            part
+            for part in self._reserved.values()
+            if part.id not in taken
+            and self._is_own(part.plan)
+            and _is_about(part, charge, examples)
         ]
         # A dearer use is only taken where its name is not known before its draw.
-        fitting = [use for use in running if use.charge.has_cost_of(charge)]
-        return next(iter(fitting or [use for use in running if not use.key]), None)
+        fitting = [part for part in running if part.charge.has_cost_of(charge)]
+        return next(iter(fitting or [part for part in running if not part.key]), None)
 
-    def planned_before(
-        self, key: str | None, charge: Charge, rows: np.ndarray, taken: Collection[str] = ()
-    ) -> Receipt | None:
+    def planned_before(self, use: PlannedUse, taken: Collection[str] = ()) -> Receipt | None:
         """Returns an equal use that was given back, and is a part of a plan that still counts.
 
         It was fixed before the first release of its plan, so that it may still be carried out as a
         part of it, such as by a call that failed between two releases and is repeated.
         """
-        examples = self._examples(rows)
-        for use in self._planned.values() if self._given_back else ():
-            if use.id not in self._given_back or use.id in taken or use.id in self._replaced:
+        charge, examples = use.charge, self._examples(use.rows)
+        for part in self._planned.values() if self._given_back else ():
+            if part.id not in self._given_back or part.id in taken or part.id in self._replaced:
                 continue
-            same = use.labels.name == self.label_set.name and use.key == (key or "") and not use.use
-            if same and use.charge.has_cost_of(charge) and _is_about(use, charge, examples):
-                return use
+            is_own = part.labels.name == self.label_set.name and not part.use
+            same = is_own and part.key == (use.key or "") and part.charge.has_cost_of(charge)
+            if same and _is_about(part, charge, examples):
+                return part
         return None
 
     def take(self, use: PlannedUse, made_of: tuple[Receipt, ...] = ()) -> TakenUse:
@@ -597,16 +593,15 @@ class Ledger:
 
         ``made_of`` are receipts of its public inputs. Raises what ``check`` raises.
         """
-        planned, about = [(use.what, use.charge)], (use.key, use.charge, use.rows)
-        part = self.reserved_use(*about)
-        before = None if part else self.planned_before(*about)
+        part = self.reserved_use(use)
+        before = None if part else self.planned_before(use)
         try:
-            inherited = self.check(use.rows, planned, made_of, part or before)
+            inherited = self.check([use], made_of, part or before)
         except BudgetExceededError:
             if before is None:
                 raise
             before = None
-            inherited = self.check(use.rows, planned, made_of)
+            inherited = self.check([use], made_of)
         return TakenUse(self, part or before, inherited)
 
     def leave(self, plans: Sequence[str], holder: str) -> None:
@@ -780,17 +775,17 @@ class Ledger:
 
     def check(
         self,
-        rows: np.ndarray,
-        planned: Sequence[tuple[str, Charge]],
+        planned: Sequence[PlannedUse],
         made_of: Iterable[Receipt] = (),
         part: Receipt | None = None,
         plan: UseInPlan | None = None,
     ) -> list[Receipt]:
         """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
-        These are receipts among ``made_of`` that may be about the labels, and are not counted yet,
-        with those of the plan of ``part``, the reserved use that the planned one is. The filter
-        counts several planned uses as one plan, as ``reserve`` does, and one use as ``plan``.
+        The uses have the same rows. The receipts are those among ``made_of`` that may be about the
+        labels, and are not counted yet, with those of the plan of ``part``, the reserved use that
+        the planned one is. The filter counts several planned uses as one plan, as ``reserve`` does,
+        and one use as ``plan``.
         """
         reserved = () if part is None else self._inputs.get(part.plan, ())
         inherited = self._checked_inputs([*made_of, *reserved])
@@ -799,16 +794,17 @@ class Ledger:
             composition = composition.with_receipts(inherited)
             self._check(composition, None, [], inherited)
         if planned:
+            rows = planned[0].rows
             some = rows if rows.size != self.label_set.size else None
             together = "together" if len(planned) > 1 else ""
-            counted = [UseInPlan(charge, together) for _, charge in planned]
+            counted = [UseInPlan(use.charge, together) for use in planned]
             without = None
-            same_cost = part is not None and part.charge.has_cost_of(planned[0][1])
+            same_cost = part is not None and part.charge.has_cost_of(planned[0].charge)
             is_reserved = part is not None and part.id not in self._given_back
             if same_cost and is_reserved and not self._has_grown(part):
                 counted = []  # A reserved use is counted already.
             elif part is not None:
-                counted = [UseInPlan(charge, part.plan) for _, charge in planned]
+                counted = [UseInPlan(use.charge, part.plan) for use in planned]
                 without = part
             elif plan is not None:
                 counted = [plan]
@@ -855,7 +851,7 @@ class Ledger:
         self,
         composition: Composition,
         rows: np.ndarray | None,
-        planned: Sequence[tuple[str, Charge]],
+        planned: Sequence[PlannedUse],
         inherited: Sequence[Receipt],
         reserved: Sequence[Receipt] = (),
         counted: Sequence[UseInPlan] = (),
@@ -867,7 +863,7 @@ class Ledger:
         to reserve. ``counted`` are the planned uses as the filter counts them; it leaves out
         ``without``.
         """
-        charges = [charge for _, charge in planned]
+        charges = [use.charge for use in planned]
         after = PrivacyGuarantee(0.0)
         for history in composition.histories(self.label_set, rows):
             after = self._composed(history, charges)
@@ -881,8 +877,8 @@ class Ledger:
                 return
         names = [f"{receipt.what} (of an input)" for receipt in inherited]
         names += [receipt.what for receipt in reserved]
-        what = " and ".join(dict.fromkeys([*names, *(words for words, _ in planned)]))
-        deltas = [charge.delta for _, charge in planned]
+        what = " and ".join(dict.fromkeys([*names, *(use.what for use in planned)]))
+        deltas = [use.charge.delta for use in planned]
         deltas += [receipt.charge.delta for receipt in (*inherited, *reserved)]
         largest = max(deltas, default=0.0)
         budget = self.budget

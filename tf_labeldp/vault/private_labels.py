@@ -41,7 +41,7 @@ from tf_labeldp.vault._arguments import (
     kind_of_vault,
     takes_arguments_of_0_3,
 )
-from tf_labeldp.vault._draws import Draws, Sealed, assignments_of, in_words
+from tf_labeldp.vault._draws import DrawRequest, Draws, Sealed, assignments_of
 from tf_labeldp.vault._examples import Examples, encoded
 from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
@@ -52,7 +52,7 @@ from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.users import Users
-from tf_labeldp.vault.uses import HasParts, LabelsTogether, Uses
+from tf_labeldp.vault.uses import LabelsTogether, NamedUse, Uses
 
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
@@ -85,19 +85,21 @@ class Randomizer(abc.ABC):
 
     @abc.abstractmethod
     @_validate.clears_frames
-    def draw_from(
-        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
-    ) -> NoisyLabels:
+    def draw_from(self, use: Private[NamedUse], public: PublicInput[Any]) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        ``key`` names the draws; None stands for ``default_key``. ``public`` is the value that
-        ``public_input`` names, with the receipts of the randomizer.
+        ``use.labels`` is the vault, and ``use.key`` the name of the draw. ``use.randomize`` draws
+        under this name, and ``use.part("prior").release`` releases as ``key/prior``. ``public`` is
+        the value that ``public_input`` names, with the receipts of the randomizer.
         """
 
     @abc.abstractmethod
     @_validate.clears_frames
-    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault cost, by their names."""
+    def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
+        """Returns mechanisms that cost what the releases from a vault cost, by their names.
+
+        ``labels`` is the vault, whose draw has the name ``default_key``, or a use with its name.
+        """
 
 
 class PrivateLabels(LedgerOwner):
@@ -244,6 +246,19 @@ class PrivateLabels(LedgerOwner):
         part._store, part._uses = self._store, self._uses
         part._set_examples(examples)
         return part
+
+    def _residuals(self, predictions: PublicInput[Any], largest: float) -> PrivateLabels:
+        """Returns a vault of what public predictions (n,) leave, whose uses the ledger charges."""
+        examples, uses = self._examples, self._uses
+        shift = np.zeros(len(examples.sealed))
+        shift[examples.rows] = predictions.value
+        chosen = public_input(examples.chosen_by, predictions).with_value(None)
+        kind = Numbers(-largest, largest, clip=True)
+        sealed = examples.sealed.residuals(shift, largest)
+        view = self._part(Examples(kind, sealed, chosen, examples.rows))
+        draws = uses.draws.of_residuals(sealed, shift, kind)
+        view._uses = Uses(uses.ledger, draws, view._examples)
+        return view
 
     @property
     def kind(self) -> LabelKind:
@@ -488,7 +503,7 @@ class PrivateLabels(LedgerOwner):
             TypeError, ValueError: the mechanism is for other labels or breaks its claims, or the
                 indices, the public input or the key are wrong. Nothing was charged.
         """
-        source = public_input(mechanism)
+        source, use = public_input(mechanism), NamedUse(self, key)
         mechanism = source.value
         if not isinstance(mechanism, Randomizer):
             self._examples.kind.check(LabelMechanism.checked(mechanism))
@@ -508,12 +523,13 @@ class PrivateLabels(LedgerOwner):
                 raise ValueError(f"{name} needs {needed}=, and takes nothing else; got nothing.")
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
-            return mechanism.draw_from(self, key, public)
+            return mechanism.draw_from(use.or_named(mechanism.default_key), public)
         if needed == "priors" and public.value is not None:
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             public = public.with_value(Column.of(assignments_of(public.value)).complete("clusters"))
-        records = self._uses.draws.records(mechanism, examples.rows, public, key)
+        request = DrawRequest(use.key, mechanism, examples.rows, public)
+        records = self._uses.draws.records(request)
         parts = [self._examples.noisy_labels(each, mechanism) for each in records]
         noisy = joined(parts, self._examples.numbers(examples.rows))
         return noisy.recorded() if noisy.of_part and indices is not None else noisy
@@ -553,7 +569,8 @@ class PrivateLabels(LedgerOwner):
         mechanism = PublicInput.bare(mechanism)
         self._examples.kind.check_release(AggregateMechanism.checked(mechanism))
         public = public.with_value(assignments_of(public.value))
-        record = self._uses.draws.record(mechanism, examples.rows, public, key)
+        request = DrawRequest(NamedUse(self, key).key, mechanism, examples.rows, public)
+        record = self._uses.draws.record(request)
         groups = None
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)
@@ -609,7 +626,7 @@ class PrivateLabels(LedgerOwner):
             (True, 0.5)
         """
         epsilon = self.epsilon_of_one_label(epsilon)
-        found = evaluate_by_release(self, predictions, metric, epsilon, key)
+        found = evaluate_by_release(NamedUse(self, key), predictions, metric, epsilon)
         # The labels of a user may all be equal, so her rows are one draw of their weight.
         examples = found.effective_examples / self.mean_group_size
         return dataclasses.replace(found, effective_examples=examples)
@@ -671,6 +688,7 @@ class PrivateLabels(LedgerOwner):
             _validate.one_of("unit", unit, PrivacyGuarantee.UNITS)
         self._uses.check_unit(unit)
         examples = self._examples.some(indices)
+        use = PlannedUse(key, what, "steps", charge, examples.rows)
         flags = {
             "unit": unit or self.unit,
             "num_units": num_units,
@@ -679,7 +697,7 @@ class PrivateLabels(LedgerOwner):
             "sample_weights": sample_weights,
         }
         inherited = public_input(made_of, examples.chosen_by).receipts
-        return self._uses.charge(charge, what, key, examples.rows, inherited, **flags)
+        return self._uses.charge(use, inherited, **flags)
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
         """Counts the receipts of a model or of priors that may be about these labels.
@@ -692,7 +710,7 @@ class PrivateLabels(LedgerOwner):
             ValueError: the vault has users, and a receipt is by label.
         """
         with self._uses.ledger.turn():
-            for receipt in self._uses.ledger.check(self._examples.rows, [], receipts):
+            for receipt in self._uses.ledger.check([], receipts):
                 self._uses.ledger.keep(receipt=receipt)
 
     def check_budget(
@@ -710,10 +728,10 @@ class PrivateLabels(LedgerOwner):
         arguments; ``receipts`` are those of the public inputs of the uses.
         """
         examples = self._examples.some(indices)
-        public, rows = public_input(mechanism, examples.chosen_by), examples.rows
-        uses = self._planned(None, public.value[0], rows)
+        public = public_input(mechanism, examples.chosen_by)
+        uses = NamedUse(self).planned(public.value[0], examples)
         with self._uses.ledger.turn():
-            self._uses.check(uses, rows, Receipts.merged(receipts, public.receipts))
+            self._uses.check(uses, Receipts.merged(receipts, public.receipts))
 
     def reserve(self, uses: Public[Mapping[Any, Any] | PublicInput[Any]]) -> Reservation:
         """Reserves several uses together: all are within the budget, or none is reserved.
@@ -750,44 +768,22 @@ class PrivateLabels(LedgerOwner):
             0.25
         """
         public = public_input(uses)
-        several = [(self, key, use) for key, use in public.value.items()]
+        several = [(NamedUse(self, key), use) for key, use in public.value.items()]
         return LabelsTogether.reserve(several, public)
-
-    def _planned(
-        self, key: str | None, use: Any, rows: np.ndarray | None = None
-    ) -> list[PlannedUse]:
-        """Returns the uses to reserve for an argument of ``reserve``."""
-        rows = self._examples.rows if rows is None else rows
-        if isinstance(use, Sequence):
-            return [planned for each in use for planned in self._planned(key, each, rows)]
-        if isinstance(use, HasParts):
-            named = use.parts(self, key).items()
-            return [planned for name, part in named for planned in self._planned(name, part, rows)]
-        if isinstance(use, Charge):
-            return [PlannedUse(key, "the use", "steps", use, rows)]
-        charge = self._uses.draws.charge_of(Mechanism.checked(use), rows)
-        kind = "draw" if isinstance(use, LabelMechanism) else "release"
-        return [PlannedUse(key, in_words(use, charge), kind, charge, rows)]
 
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name is recorded, and so costs nothing for its labels.
 
         None stands for the next draw without a key, which a store may have recorded.
         """
-        with self._uses.ledger.turn():
-            return (self._uses.draws.next_name() if key is None else key) in self._uses.ledger.draws
+        return NamedUse(self, key).is_recorded
 
     def mechanism(self, key: str | None) -> Mechanism:
         """Returns the mechanism of a recorded draw; raises a ``KeyError`` if there is none.
 
         None stands for the next draw without a key.
         """
-        if not self.has_draw(key):
-            raise KeyError(
-                f"there is no draw {key!r}; there are {sorted(self._uses.ledger.draws)}."
-            )
-        name = self._uses.draws.next_name() if key is None else key
-        return Mechanism.from_json(self._uses.ledger.draws[name].mechanism or {})
+        return NamedUse(self, key).mechanism
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
@@ -813,7 +809,7 @@ class PrivateLabels(LedgerOwner):
                 unit=self.unit,
                 num_units=self._uses.ledger.num_users,
             )
-            for use in self._planned(None, public.value)
+            for use in NamedUse(self).planned(public.value)
         ]
         return self._uses.ledger.guarantee(Receipts.merged(public.receipts, planned), delta)
 
@@ -871,38 +867,6 @@ class PrivateLabels(LedgerOwner):
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
     return PublicInput(PublicInput.bare(value), public_input(value, *others).receipts)
-
-
-def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float) -> PrivateLabels:
-    """Returns a vault of the labels minus public predictions, whose uses the same ledger charges.
-
-    Given the predictions, one label moves its own residual alone. Residuals are clipped to
-    ``largest``, so that their range is public.
-
-    Args:
-        labels: a vault of numbers.
-        predictions: (n,), in the order of the labels; their receipts count in every use.
-        largest: the largest size of a residual, above zero.
-    """
-    public = public_input(predictions)
-    examples, uses = labels._examples, labels._uses
-    shift = np.zeros(len(examples.sealed))
-    shift[examples.rows] = public.value
-    chosen = public_input(examples.chosen_by, public).with_value(None)
-    kind = Numbers(-largest, largest, clip=True)
-    sealed = examples.sealed.residuals(shift, largest)
-    view = labels._part(Examples(kind, sealed, chosen, examples.rows))
-    draws = uses.draws.of_residuals(sealed, shift, kind)
-    view._uses = Uses(uses.ledger, draws, view._examples)
-    return view
-
-
-def shift_of(labels: PrivateLabels, key: str) -> np.ndarray | None:
-    """Returns the predictions (n,) that a recorded draw of residuals subtracted; None of labels.
-
-    Another machine rounds them differently: those of the draw count.
-    """
-    return labels._uses.ledger.draws[str(key)].arrays.get("shift")
 
 
 def refuse_noisy(labels: Any) -> None:

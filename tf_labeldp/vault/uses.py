@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ import numpy as np
 from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.mechanisms import Mechanism
-from tf_labeldp.vault._draws import Draws
+from tf_labeldp.vault._draws import DrawRequest, Draws
 from tf_labeldp.vault._examples import Examples
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
@@ -28,8 +29,121 @@ _PUBLIC_ARRIVALS = Assumption(
 class HasParts(Protocol):
     """A head or a randomizer, whose releases are known before the first one."""
 
-    def parts(self, labels: Any, key: str | None = None) -> Mapping[str, Mechanism]:
+    def parts(self, labels: Any) -> Mapping[str, Mechanism]:
         """Returns mechanisms that cost what the releases cost, by their names."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NamedUse:
+    """A use of labels: a draw or a release that is recorded under a name, or will be.
+
+    Attributes:
+        labels: the vault, or a part of one.
+        key: the name; None stands for the next use without a name.
+    """
+
+    labels: Any
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None:
+            object.__setattr__(self, "key", str(self.key))
+
+    @classmethod
+    def of(cls, labels: Any) -> NamedUse:
+        """Returns a use as it is, and a vault as a use without a name."""
+        return labels if isinstance(labels, NamedUse) else cls(labels)
+
+    def or_named(self, default: str) -> NamedUse:
+        """Returns the use, with this name if it has none."""
+        return self if self.key is not None else NamedUse(self.labels, default)
+
+    def part(self, name: str) -> NamedUse:
+        """Returns one of several releases that this use consists of, ``key/name``."""
+        return NamedUse(self.labels, f"{self.key}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The name in the ledger, where uses without a key are numbered."""
+        return self._uses.draws.next_name() if self.key is None else self.key
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a draw of this name is recorded, and so costs nothing for its labels."""
+        with self._uses.ledger.turn():
+            return self.name in self._uses.ledger.draws
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The recorded mechanism; a ``KeyError`` is raised if there is none."""
+        if not self.is_recorded:
+            raise KeyError(
+                f"there is no draw {self.key!r}; there are {sorted(self._uses.ledger.draws)}."
+            )
+        return Mechanism.from_json(self._uses.ledger.draws[self.name].mechanism or {})
+
+    @property
+    def shift(self) -> np.ndarray | None:
+        """The predictions (n,) that a recorded draw of residuals subtracted; None of labels.
+
+        Another machine rounds them differently: those of the draw count.
+        """
+        return self._uses.ledger.draws[self.name].arrays.get("shift")
+
+    @property
+    def _uses(self) -> Uses:
+        uses: Uses = self.labels._uses
+        return uses
+
+    def residuals(self, predictions: Any, largest: float) -> NamedUse:
+        """Returns this use of the labels minus public predictions, charged by the same ledger.
+
+        Given the predictions, one label moves its own residual alone. Residuals are clipped to
+        ``largest``, so that their range is public.
+
+        Args:
+            predictions: (n,), in the order of the labels, which are numbers; their receipts count
+                in the use.
+            largest: the largest size of a residual, above zero.
+        """
+        residuals = self.labels._residuals(public_input(predictions), largest)
+        return NamedUse(residuals, self.key)
+
+    def randomize(self, mechanism: Any, *, priors: Any = None) -> Any:
+        """Draws noisy labels under this name, as ``PrivateLabels.randomize`` does."""
+        return self.labels.randomize(mechanism, priors=priors, key=self.key)
+
+    def release(self, mechanism: Any, public_input: Any = None) -> Any:
+        """Releases a statistic under this name, as ``PrivateLabels.release`` does."""
+        return self.labels.release(mechanism, public_input=public_input, key=self.key)
+
+    def reserve(self, mechanism: PublicInput[Any]) -> Reservation:
+        """Reserves the releases of a mechanism, a randomizer or a head together."""
+        reservation: Reservation = self.labels.reserve(
+            mechanism.with_value({self.key: mechanism.value})
+        )
+        return reservation
+
+    def check_budget(self, mechanism: Any) -> None:
+        """Raises if the budget does not allow what is neither recorded nor reserved of a use."""
+        with self._uses.ledger.turn():
+            self._uses.check(self._uses.draws.not_recorded(self.planned(mechanism)))
+
+    def planned(self, use: Any, examples: Examples | None = None) -> list[PlannedUse]:
+        """Returns the uses to reserve for an argument of ``PrivateLabels.reserve``.
+
+        ``examples`` are some of these labels; None takes all.
+        """
+        examples = self.labels._examples if examples is None else examples
+        if isinstance(use, Sequence):
+            return [planned for each in use for planned in self.planned(each, examples)]
+        if isinstance(use, HasParts):
+            parts = [(NamedUse(self.labels, name), part) for name, part in use.parts(self).items()]
+            return [planned for each, part in parts for planned in each.planned(part, examples)]
+        if isinstance(use, Charge):
+            return [PlannedUse(self.key, "the use", "steps", use, examples.rows)]
+        request = DrawRequest(self.key, Mechanism.checked(use), examples.rows)
+        return [self._uses.draws.planned(request)]
 
 
 class Uses:
@@ -62,41 +176,35 @@ class Uses:
                 "users= and max_examples_per_user= to poisson_batches, or unit='user' to charge."
             )
 
-    def check(
-        self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: Sequence[Receipt] = ()
-    ) -> None:
-        """Raises if the budget does not allow uses that are not reserved; within a turn."""
+    def check(self, uses: Sequence[PlannedUse], receipts: Sequence[Receipt] = ()) -> None:
+        """Raises if the budget does not allow uses that are not reserved; within a turn.
+
+        The uses have the same rows.
+        """
         covering = self.ledger.covering(uses)
         planned, reserved = [], set[str]() if covering is None else {covering.id}
         for use in uses:
-            part = self.ledger.reserved_use(use.key, use.charge, rows, reserved)
+            part = self.ledger.reserved_use(use, reserved)
             if part is None:
-                planned.append((use.what, use.charge))
+                planned.append(use)
             else:
                 reserved.add(part.id)
-        self.ledger.check(rows, planned, receipts, covering)
+        self.ledger.check(planned, receipts, covering)
 
-    def charge(
-        self,
-        charge: Charge,
-        what: str,
-        key: str,
-        rows: np.ndarray,
-        made_of: Sequence[Receipt],
-        **flags: Any,
-    ) -> Receipt:
+    def charge(self, use: PlannedUse, made_of: Sequence[Receipt], **flags: Any) -> Receipt:
         """Charges a use outside the vault; takes what was reserved for it."""
         with self.ledger.turn():
-            part = self.ledger.reserved_use(None, charge, rows)
+            # Its name is for the history: an epoch is found by its cost.
+            part = self.ledger.reserved_use(use._replace(key=None))
             if part is not None:
                 flags = {"plan": part.plan, **flags, "id": part.id}
-            receipt = self.ledger.new_receipt(charge, what, "steps", key, rows, **flags)
+            receipt = self.ledger.new_receipt(use, **flags)
             if receipt.use:
                 # Another vault of a project may have counted this use.
-                inherited = self.ledger.check(rows, [], [*made_of, receipt], part)
+                inherited = self.ledger.check([], [*made_of, receipt], part)
             else:
                 plan = UseInPlan(receipt.charge, receipt.plan, receipt.plan_uses)
-                inherited = self.ledger.check(rows, [(what, charge)], made_of, part, plan)
+                inherited = self.ledger.check([use], made_of, part, plan)
             for other in inherited:
                 if other is not receipt:
                     self.ledger.keep(receipt=other)
@@ -131,17 +239,22 @@ class LabelsTogether:
         for uses, _ in self._vaults:
             uses.check_unit(unit)
         use = secrets.token_hex(16) if len(self._vaults) > 1 else ""
-        plan, receipts = (flags.get("plan", ""), flags.get("plan_uses", 1)), []
+        plan = flags.get("plan", ""), flags.get("plan_uses", 1)
+        planned = [
+            (
+                uses,
+                PlannedUse(None, what, "steps", charge, examples.rows, use),
+                examples.chosen_by,
+            )
+            for uses, examples in self._vaults
+        ]
         with contextlib.ExitStack() as work:
-            for uses, examples in self._vaults if use else ():
-                planned = PlannedUse(None, what, "steps", charge, examples.rows, use)
-                made_of = examples.chosen_by.receipts
-                work.enter_context(uses.ledger.reserve([planned], made_of, plan))
-            for uses, examples in self._vaults:
-                rows, chosen_by = examples.rows, examples.chosen_by.receipts
-                flags = {**flags, "unit": unit, "use": use}
-                receipts.append(uses.charge(charge, what, "", rows, chosen_by, **flags))
-        return Receipts(receipts)
+            for uses, each, chosen_by in planned if use else ():
+                work.enter_context(uses.ledger.reserve([each], chosen_by.receipts, plan))
+            return Receipts(
+                uses.charge(each, chosen_by.receipts, unit=unit, **flags)
+                for uses, each, chosen_by in planned
+            )
 
     def check(
         self, what: str, charge: Charge, plan: UseInPlan, made_of: Sequence[Receipt] = ()
@@ -152,7 +265,8 @@ class LabelsTogether:
         """
         for uses, examples in self._vaults:
             with uses.ledger.turn():
-                uses.ledger.check(examples.rows, [(what, charge)], made_of, plan=plan)
+                planned = PlannedUse(None, what, "steps", charge, examples.rows)
+                uses.ledger.check([planned], made_of, plan=plan)
 
     def plans(self, charge: Charge, number: int) -> list[tuple[str, int]]:
         """Returns the plan of each of several uses of equal cost, and the plan's number of uses.
@@ -164,11 +278,11 @@ class LabelsTogether:
         reserved, unused = [], []
         for uses, examples in self._vaults:
             with uses.ledger.turn():
-                rows, taken = examples.rows, set[str]()
-                while (part := uses.ledger.reserved_use(None, charge, rows, taken)) is not None:
+                use, taken = PlannedUse(None, "", "steps", charge, examples.rows), set[str]()
+                while (part := uses.ledger.reserved_use(use, taken)) is not None:
                     taken.add(part.id)
                 reserved.append(len(taken))
-                unused.append(uses.ledger.unused(charge, rows))
+                unused.append(uses.ledger.unused(charge, use.rows))
         plans = [("", 1)] * min(reserved)
         for plan, left in unused[0].items():
             plans += [plan] * min([left, *(others.get(plan, 0) for others in unused[1:])])
@@ -181,23 +295,13 @@ class LabelsTogether:
     ) -> Reservation:
         """Reserves uses of parts of one vault, as ``PrivateLabels.reserve``.
 
-        Each is ``(labels, key, use)``, or ``(labels, key, use, indices)`` for some of their
-        examples. A key of None stands for the next draw without a key.
+        Each is a ``NamedUse`` with its mechanism, and with indices if it is for some examples of
+        its labels.
         """
-        own = several[0][0]._uses
-        chosen = public_input(public, *(labels._examples.chosen_by for labels, *_ in several))
+        own = several[0][0].labels._uses
+        chosen = public_input(public, *(use.labels._examples.chosen_by for use, *_ in several))
         with own.ledger.turn():
             planned: list[PlannedUse] = []
-            for labels, key, use, *indices in several:
-                some = labels._examples.some(*indices)
-                planned += labels._planned(key, use, some.rows)
+            for use, mechanism, *indices in several:
+                planned += use.planned(mechanism, use.labels._examples.some(*indices))
             return own.ledger.reserve(own.draws.not_recorded(planned), chosen.receipts)
-
-    @staticmethod
-    def check_uses(several: Sequence[tuple[Any, str | None, Any]]) -> None:
-        """Raises if the budget does not allow uses that are neither recorded nor reserved."""
-        for labels, key, use in several:
-            uses = labels._uses
-            with uses.ledger.turn():
-                planned = uses.draws.not_recorded(labels._planned(key, use))
-                uses.check(planned, labels._examples.rows)
