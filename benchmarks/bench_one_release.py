@@ -81,7 +81,8 @@ class Features:
             head = PrivateLogisticRegression(
                 epsilon, 1.0 / len(y), num_classes=self.data.num_classes, insecure_seed=0
             )
-            rows, source = head._survey(FeatureRows(self.get(smooth)[0], None, max_bytes=2e9), y)
+            inputs = FeatureRows(self.get(smooth)[0], None, max_bytes=2e9)
+            rows, source = head._survey(inputs, head._checked_source(y))
             head._design(rows, source)
             rows.scan()
             self._read[smooth] = epsilon, (rows, source)

@@ -222,6 +222,11 @@ def test_numbers_as_labels():
     np.testing.assert_allclose(outputs, model.predict(ROWS), atol=1e-3)
     vault = ldp.PrivateLabels(labels, Numbers(10, 30), budget=ldp.PrivacyBudget(3.0, 1e-6))
     assert ldp.PrivateRegressor(3.0).fit(ROWS, vault).guarantee() == vault.guarantee()
+    classes = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(3.0, 1e-6))
+    for settings in ({}, {"encoder": RandomFourierFeatures(32).fit(ROWS)}):
+        with pytest.raises(ValueError, match="PrivateRegressor expected numbers, got 3 classes"):
+            ldp.PrivateRegressor(3.0, **settings).fit(ROWS, classes)
+    assert not classes.history()
 
 
 def test_counts_by_the_poisson_loss():

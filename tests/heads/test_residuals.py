@@ -299,7 +299,10 @@ def test_what_fails_fails_before_the_release(tmp_path):
     with pytest.raises(DrawSettingsError):
         labels.randomize(noisy.mechanism, key="head-residual")
     # Names that are no texts, as elsewhere.
-    assert len(labels.randomize(HeadResidualRandomizer(2.0, DELTA), features=X, key=5)) == N
+    noisy = labels.randomize(HeadResidualRandomizer(2.0, DELTA), features=X, key=5)
+    assert labels.has_draw(5) and labels.has_draw("5/head")
+    again = labels.randomize(HeadResidualRandomizer(2.0, DELTA), features=X, key="5")
+    np.testing.assert_array_equal(again.values, noisy.values)
 
 
 def test_features_and_encoders_with_receipts_on_an_array_of_labels(fits_of_this_test_alone):
