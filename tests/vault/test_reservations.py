@@ -94,6 +94,14 @@ class TestReserve:
             labels.randomize(rr(0.25), key="b")
         assert labels.guarantee().epsilon == 1.0 and labels.remaining() == 0.0
 
+    def test_a_release_takes_nothing_of_a_draw_with_its_name(self, labels):
+        with labels.reserve({"a": rr(0.5), "b": Charge.of(rr(0.25))}):
+            with pytest.raises(DrawSettingsError, match="got another mechanism"):
+                labels.release(HistogramMechanism(0.5, 2), key="a")
+            labels.release(HistogramMechanism(0.25, 2), key="b")
+            labels.randomize(rr(0.5), key="a")
+        assert labels.guarantee().epsilon == 0.75
+
     @pytest.mark.holds("vault.Reservation")
     def test_parts_become_charges_of_one_plan(self, labels):
         with labels.reserve({"a": rr(0.5), "b": HistogramMechanism(0.25, 2), "c": rr(0.1)}):

@@ -549,7 +549,8 @@ class Ledger:
         charge, examples = use.charge, self._examples(use.rows)
         for part in self._reserved.values():
             if use.key is not None and part.key == use.key and part.id not in taken:
-                if not _is_about(part, charge, examples):
+                is_other = part.kind != use.kind and "steps" not in (part.kind, use.kind)
+                if is_other or not _is_about(part, charge, examples):
                     end = "give the reservation back: tf-labeldp give-back"
                     if not self._held.keys().isdisjoint(self._holders[part.plan]):
                         end = "end the block that reserved them, and reserve again"
