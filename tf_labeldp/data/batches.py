@@ -174,9 +174,8 @@ def poisson_batches(
     sampler = PoissonSampler(num_units, q, buffer_size)
     _check_sizes(sampler)
     steps = _validate.integer_at_least("steps", steps, 1)
-    weights = sample_weight, class_weight
     sampling = Sampling(sampler, steps, seed, rows_of_units)
-    return PoissonBatches(source, labels, weights, sampling, public.receipts)
+    return PoissonBatches(source, labels, sample_weight, class_weight, sampling, public.receipts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -312,7 +311,8 @@ class PoissonBatches:
         self,
         features: RowSource,
         labels: Any,
-        weights: tuple[np.ndarray | None, Any],
+        sample_weight: np.ndarray | None,
+        class_weight: Any,
         sampling: Sampling,
         receipts: tuple[Receipt, ...],
     ) -> None:
@@ -321,7 +321,7 @@ class PoissonBatches:
         self._sampling = sampling
         self._openings = itertools.count()
         self._by_output = labels
-        self.sample_weight, self.class_weight = weights
+        self.sample_weight, self.class_weight = sample_weight, class_weight
         self.vaults = OutputLabels.vaults_of(labels)
         self.labels = self.vaults[0] if len(self.vaults) == 1 else None
         self.receipts = receipts

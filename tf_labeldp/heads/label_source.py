@@ -21,8 +21,8 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, PrivateLabels, Randomizer
-from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault import LabelKind, NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault.noisy_labels import NoisyStatistic
 from tf_labeldp.vault.private_labels import (
     refuse_noisy,
     vault_of_array,
