@@ -30,7 +30,7 @@ from tf_labeldp.mechanisms import (
     classes,
     random_bits,
 )
-from tf_labeldp.plugins import KeyedRows
+from tf_labeldp.plugins import DrawSettingsError, KeyedRows
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import Keyed, LabelStoreError, Numbers, Rows, Store, keyed_draws
 from tf_labeldp.vault.row_ids import RowIds
@@ -651,6 +651,8 @@ def test_a_release_of_the_key_takes_what_its_vault_reserved(tmp_path):
     with labels.reserve({"engine": mechanism}) as reserved:
         with pytest.raises(BudgetExceededError):
             key.register("other", RandomizedResponse(0.5, 2))
+        with pytest.raises(DrawSettingsError, match="got another mechanism"):
+            key.register("engine", HistogramMechanism(1.0, 2))
         key.register("engine", mechanism)
     assert labels.guarantee().epsilon == key.guarantee().epsilon == 1.0
     [receipt] = key.receipts("engine")

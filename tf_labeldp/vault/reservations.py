@@ -20,7 +20,7 @@ RUNNING: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("plans
 
 
 class PlannedUse(NamedTuple):
-    """A use to reserve; without a key it is found by its cost and its examples."""
+    """A use to reserve or to charge; without a key it is found by its cost and its examples."""
 
     key: str | None
     what: str
