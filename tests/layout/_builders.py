@@ -236,6 +236,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("model", dense()), tempfile.mkdtemp(), metrics=put("metrics", [])
     ),
     "vault.guarantee": lambda put: ldp.guarantee(put("artefact", dense())),
+    "features.Clusters.of": lambda put: Clusters.of(put("clusters", GROUPS)),
     "features.Clusters.from_assignments": lambda put: Clusters.from_assignments(
         put("assignments", GROUPS)
     ),

@@ -61,6 +61,14 @@ class Clusters:
     receipts: tuple[Receipt, ...] = ()
 
     @classmethod
+    def of(cls, clusters: Public[Any]) -> Clusters:
+        """Returns ``Clusters`` from an array of assignments, or from ``Clusters``."""
+        public = public_input(clusters)
+        if not isinstance(public.value, cls):
+            return cls.from_assignments(public)
+        return dataclasses.replace(public.value, receipts=public.receipts)
+
+    @classmethod
     def from_assignments(
         cls, assignments: Public[Any], num_clusters: int | None = None
     ) -> Clusters:
@@ -243,14 +251,6 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def checked_clusters(clusters: Any) -> Clusters:
-    """Returns ``Clusters``, made of assignments if these are an array."""
-    public = public_input(clusters)
-    if not isinstance(public.value, Clusters):
-        return Clusters.from_assignments(public)
-    return dataclasses.replace(public.value, receipts=public.receipts)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisedLabels:
     """The examples that keep their noisy label in ``denoise_labels``, and the other examples.
@@ -319,7 +319,7 @@ def denoise_labels(
             "RandomizedResponse."
         )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
-    found = checked_clusters(clusters)
+    found = Clusters.of(clusters)
     if len(found) != noisy.size:
         raise ValueError(
             f"expected {len(found)} noisy labels, one per example in the clusters, got "

@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Setting, public_input
 from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features.clusters import Clusters, checked_clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads.label_source import LabelSource
@@ -227,7 +227,7 @@ class NoiseCluster(Head):
                 "expected clusters, or num_clusters with an optional encoder, got both. Leave out "
                 "either."
             )
-        return checked_clusters(self.clusters)
+        return Clusters.of(self.clusters)
 
     def _mechanism(self, kind: LabelKind) -> HistogramMechanism:
         if kind.num_classes is None:

@@ -25,7 +25,7 @@ from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
-from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.label_kinds import class_table
 
@@ -249,15 +249,13 @@ def _weighted(
     are linear in their targets, and up to a constant for squared errors. Debiased rows are linear
     weights themselves. Noisy classes have the weight of the noisy class.
     """
-    number = getattr(labels.mechanism, "num_classes", None)
-    is_set = targets == "values" and labels.are_sets
-    is_row = labels.values.ndim == 2 and labels.values.dtype.kind == "i"
-    if number is None or is_set or is_row:
+    kind = labels.kind
+    if not isinstance(kind, Classes) or (targets == "values" and labels.are_sets):
         raise ValueError(
             f"expected targets of classes for class_weight, got targets={targets!r} of "
             f"{type(labels.mechanism).__name__}. Give sample_weight, or targets='posterior'."
         )
-    table = class_table(class_weight, labels.classes or range(number))
+    table = class_table(class_weight, kind.classes)
     if y.ndim == 1:
         return y, table[y]
     weighted = y * table

@@ -175,7 +175,7 @@ def conformal(
         )
     kind.check_order(network)
     from_logits = is_classes and _are_logits(predictions)
-    if is_classes:
+    if isinstance(kind, Classes):
         predictions = _probabilities(predictions, from_logits)
         scores = -kind.checked_predictions("sets", predictions)
     else:

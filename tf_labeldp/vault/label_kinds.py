@@ -159,9 +159,9 @@ class LabelKind(abc.ABC):
         """
         return list(predictions)
 
-    def checked_predictions(self, metric: str, predictions: Public[Any]) -> Any:
+    def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray | None:
         """Returns the predictions as a metric takes them, or raises."""
-        return predictions
+        return None if predictions is None else np.asarray(predictions)
 
     @abc.abstractmethod
     def describe(self) -> str:
