@@ -101,8 +101,8 @@ class Examples:
         came = _checked_rows(rows, size)
         if came.size != len(array):
             raise ValueError(
-                f"expected a label for each of rows, got {len(array)} labels and {came.size} rows. "
-                "Leave out rows without a label."
+                f"expected a label for each of rows, and no unlabelled=, got {len(array)} "
+                f"labels and {came.size} rows. Leave out rows without a label."
             )
         if known := int(np.count_nonzero(self.sealed.arrived[came] >= 0)):
             raise ValueError(
