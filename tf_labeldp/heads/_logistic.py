@@ -20,7 +20,7 @@ from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind
+from tf_labeldp.vault import LabelKind, Numbers
 
 _ENTRIES = 1 << 18
 """Numbers of rows, or scores, at a time: the second product reads both from a core's cache."""
@@ -123,7 +123,7 @@ class PrivateLogisticRegression(LikelihoodHead):
     """
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
-        if kind.label_range is not None:
+        if isinstance(kind, Numbers):
             raise ValueError(
                 "PrivateLogisticRegression expected classes, got numbers. Use PrivateRidge. "
                 "Nothing was released."

@@ -18,7 +18,7 @@ from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import HistogramMechanism
-from tf_labeldp.vault import LabelKind
+from tf_labeldp.vault import Classes, LabelKind
 
 _LEAST = 1e-12
 """The least share of a class by which balanced weights divide."""
@@ -230,7 +230,7 @@ class NoiseCluster(Head):
         return Clusters.of(self.clusters)
 
     def _mechanism(self, kind: LabelKind) -> HistogramMechanism:
-        if kind.num_classes is None:
+        if not isinstance(kind, Classes):
             raise ValueError(
                 "NoiseCluster expected classes, got numbers or rows of labels. Use PrivateRidge."
             )

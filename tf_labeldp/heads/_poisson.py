@@ -13,7 +13,7 @@ from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._logistic import LikelihoodHead
 from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind
+from tf_labeldp.vault import LabelKind, Numbers
 
 
 class PrivatePoissonRegression(LikelihoodHead):
@@ -70,7 +70,7 @@ class PrivatePoissonRegression(LikelihoodHead):
         return tags
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
-        if kind.label_range is None or kind.label_range[0] < 0.0:
+        if not isinstance(kind, Numbers) or kind.low < 0.0:
             raise ValueError(
                 f"PrivatePoissonRegression expected numbers of zero or more, got "
                 f"{kind.describe()}. Use PrivateRidge for other numbers, PrivateLogisticRegression "

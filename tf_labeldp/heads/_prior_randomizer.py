@@ -22,7 +22,14 @@ from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Mechanism, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
-from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault import (
+    Classes,
+    LabelRandomizer,
+    NoisyLabels,
+    Numbers,
+    PrivateLabels,
+    Randomizer,
+)
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.uses import NamedUse
 
@@ -55,7 +62,7 @@ def _check_head(randomizer: HeadPriorRandomizer | HeadResidualRandomizer) -> Non
 
 
 def _refuse_classes(labels: PrivateLabels) -> None:
-    if labels.label_range is None:
+    if not isinstance(labels.kind, Numbers):
         raise ValueError(
             f"HeadResidualRandomizer expected numbers, got {labels.kind.describe()}. Use "
             "HeadPriorRandomizer."
@@ -175,7 +182,7 @@ class HeadPriorRandomizer(Randomizer):
             ValueError: the labels are numbers, features are missing, or the head's ``fit`` fails.
         """
         labels = use.labels
-        if labels.label_range is not None:
+        if isinstance(labels.kind, Numbers):
             raise ValueError(
                 "HeadPriorRandomizer expected classes, got numbers. Use HeadResidualRandomizer."
             )

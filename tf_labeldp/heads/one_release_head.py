@@ -42,7 +42,7 @@ from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
 from tf_labeldp.heads.public_rows import PublicRows, Scaling
 from tf_labeldp.heads.weights import class_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault import LabelKind, PrivateLabels, Rows
 from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
@@ -472,7 +472,7 @@ class OneReleaseHead(Head):
     def _finish(self, rows: PublicRows, moments: np.ndarray, source: Any) -> None:
         """Sets all fitted attributes from public numbers (overwritten) and the release."""
         self._label_range = source.kind.label_range
-        self._is_of_rows = source.kind.num_labels is not None
+        self._is_of_rows = isinstance(source.kind, Rows)
         self._scaling = rows.scaling
         self.classes_ = source.kind.class_values
         width = rows.gram.shape[0]

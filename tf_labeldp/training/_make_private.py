@@ -27,6 +27,7 @@ from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
+from tf_labeldp.vault import Numbers, Rows
 
 _RATE = 8.0
 """Learning rate per root of epsilon: chosen on MNIST, confirmed on Fashion-MNIST."""
@@ -214,23 +215,23 @@ def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple
 
 
 def _metrics_of(labels: OutputLabels) -> list[str] | None:
-    return None if labels.kind is None or labels.kind.label_range else ["accuracy"]
+    return None if labels.kind is None or isinstance(labels.kind, Numbers) else ["accuracy"]
 
 
 def _loss_of(loss: Any, output: Any, labels: OutputLabels) -> Any:
     """Returns the loss of an output: the compiled one, made for class codes, or the usual one."""
-    kind: Any = labels.kind
+    kind = labels.kind
     if loss is not None:
         found = KerasLoss(loss)
-        if not found.takes_rows or kind.num_labels is not None:
+        if not found.takes_rows or isinstance(kind, Rows):
             return loss
         # A vault has class codes.
         return keras.losses.SparseCategoricalCrossentropy(found.from_logits)
-    if kind.label_range is not None:
+    if isinstance(kind, Numbers):
         return keras.losses.MeanSquaredError()
     last = output._keras_history.operation
     is_logits = getattr(last, "activation", None) is keras.activations.linear
-    if kind.num_labels is not None or output.shape[-1] == 1:
+    if isinstance(kind, Rows) or output.shape[-1] == 1:
         return keras.losses.BinaryCrossentropy(from_logits=is_logits)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=is_logits)
 

@@ -36,7 +36,7 @@ from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedRes
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
+from tf_labeldp.vault import NoisyLabels, Numbers, PrivateLabels, Reservation, guarantee
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import TrainedModel
@@ -181,7 +181,7 @@ class MultiStageTraining(CountedTraining):
     ) -> None:
         if not isinstance(labels, PrivateLabels):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
-        if labels.label_range is not None:
+        if isinstance(labels.kind, Numbers):
             raise ValueError(
                 "expected labels of classes, got numbers. Fit any model on the noisy numbers of "
                 "labels.randomize(tf_labeldp.LabelRandomizer(...))."
