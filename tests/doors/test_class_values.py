@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import tf_labeldp as ldp
+from tf_labeldp.mechanisms import LabelMechanism
 from tf_labeldp.vault import Classes
 
 N = 6000
@@ -110,6 +112,39 @@ def test_the_model_decides_between_values_and_codes() -> None:
     backwards = vault([3, 2, 1]).randomize(ldp.RandomizedResponse(8.0, 3))
     with pytest.raises(ValueError, match=r"the classes \[3, 2, 1\], in the order of the labels"):
         backwards.evaluate(model.predict_proba(X), "accuracy", model=model)
+    codes = ldp.PrivateLabels(CODES, 3, budget=ldp.PrivacyBudget(8.0))
+    model.classes_ = np.array([2, 1, 0])
+    with pytest.raises(ValueError, match=r"the classes \[0, 1, 2\], in the order of the labels"):
+        codes.randomize(ldp.RandomizedResponse(8.0, 3)).evaluate(
+            model.predict_proba(X), "accuracy", model=model
+        )
+
+
+def test_the_classes_of_noisy_labels_are_those_of_their_mechanism() -> None:
+    noisy = vault(["a", "b", "c"]).randomize(ldp.RandomizedResponse(8.0, 3))
+    for classes in (("a", "b"), ("a", "b", "b")):
+        with pytest.raises(ValueError, match="expected 3 different classes"):
+            dataclasses.replace(noisy, classes=classes)
+
+
+class Reversed(LabelMechanism):
+    """A mechanism that is for no kind of labels."""
+
+    epsilon = 1.0
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        return np.asarray(labels)[::-1]
+
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        return np.asarray(noisy)
+
+
+def test_noisy_labels_of_no_kind_have_no_metrics() -> None:
+    noisy = ldp.NoisyLabels(np.zeros(5), np.arange(5), Reversed())
+    with pytest.raises(TypeError, match="expected noisy labels of classes"):
+        noisy.class_shares()
+    with pytest.raises(TypeError, match="expected noisy labels of classes"):
+        noisy.evaluate(np.zeros(5, int), "accuracy", model=None)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,7 @@ import stat
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import Classes, LabelStoreError, PrivateLabels, Store
@@ -169,6 +169,18 @@ def test_a_key_cannot_name_a_draw_without_a_key(make, response):
     with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
         vault.randomize(response(), key="unnamed-0")
     assert vault.receipts == ()
+
+
+def test_a_name_is_a_text_in_the_store(make, response, store):
+    vault = make(epsilon=1.0, store=store)
+    drawn = vault.randomize(response(0.25), key=7)
+    vault.charge(Charge.of(response(0.25)), what="own steps", key=8)
+    with vault.reserve({9: response(0.5)}):
+        assert vault.remaining() == 0.0
+    opened = make(epsilon=1.0, store=store)
+    assert opened.has_draw(7) and opened.mechanism("7") == response(0.25)
+    np.testing.assert_array_equal(opened.randomize(response(0.25), key="7").values, drawn.values)
+    assert [use.key for use in opened.history()] == ["7", "8"] and opened.remaining() == 0.5
 
 
 def test_a_named_draw_ignores_new_priors(make, store, filled, no_new_randomness):

@@ -39,6 +39,7 @@ from tf_labeldp.mechanisms import (
     LabelMechanism,
     Mechanism,
     Priors,
+    RegressionMechanism,
     RROnBins,
 )
 from tf_labeldp.mechanisms.clusters import PriorResampling
@@ -170,6 +171,12 @@ class NoisyLabels:
                 f"values and indices must have the same length, got shapes {values.shape} and "
                 f"{indices.shape}."
             )
+        number = classes_of_mechanism(mechanism)
+        if self.classes is not None and len(set(self.classes)) != number:
+            raise ValueError(
+                f"expected {number} different classes, one per class of {mechanism!r}, got "
+                f"{self.classes}. Leave classes out for labels 0..K-1."
+            )
         values.flags.writeable = indices.flags.writeable = False
         fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
         # Without the draw's own receipt nothing is promised, so other receipts are left out.
@@ -199,6 +206,11 @@ class NoisyLabels:
             return Rows(self.values.shape[1])
         number = classes_of_mechanism(self.mechanism)
         if number is None:
+            if not isinstance(self.mechanism, RegressionMechanism):
+                raise TypeError(
+                    "expected noisy labels of classes or numbers, got labels drawn by "
+                    f"{self.mechanism!r}. Draw them by a mechanism for either."
+                )
             return Numbers(*self.label_range)
         return Classes(number if self.classes is None else self.classes)
 

@@ -98,7 +98,8 @@ class Randomizer(abc.ABC):
     def parts(self, labels: Private[PrivateLabels | NamedUse]) -> dict[str, Mechanism]:
         """Returns mechanisms that cost what the releases from a vault cost, by their names.
 
-        ``labels`` is the vault, whose draw has the name ``default_key``, or a use with its name.
+        ``labels`` is a use, as ``draw_from`` takes it. Randomizers of this library take a vault,
+        too, whose draw has the name ``default_key``.
         """
 
 
@@ -313,12 +314,12 @@ class PrivateLabels(LedgerOwner):
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
-        return self._users.most
+        return 1 if self._uses.ledger.users is None else self._users.most
 
     @property
     def mean_group_size(self) -> float:
         """The number of labels that the user of a label has on average; 1 without users."""
-        return self._users.mean
+        return 1.0 if self._uses.ledger.users is None else self._users.mean
 
     def epsilon_of_one_label(self, epsilon: float) -> float:
         """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
@@ -688,7 +689,7 @@ class PrivateLabels(LedgerOwner):
             _validate.one_of("unit", unit, PrivacyGuarantee.UNITS)
         self._uses.check_unit(unit)
         examples = self._examples.some(indices)
-        use = PlannedUse(key, what, "steps", charge, examples.rows)
+        use = PlannedUse(NamedUse(self, key).key, what, "steps", charge, examples.rows)
         flags = {
             "unit": unit or self.unit,
             "num_units": num_units,
