@@ -113,11 +113,12 @@ def test_the_model_decides_between_values_and_codes() -> None:
     with pytest.raises(ValueError, match=r"the classes \[3, 2, 1\], in the order of the labels"):
         backwards.evaluate(model.predict_proba(X), "accuracy", model=model)
     codes = ldp.PrivateLabels(CODES, 3, budget=ldp.PrivacyBudget(8.0))
+    model.classes_ = [np.arange(3), np.arange(2)]  # a model of several outputs
+    drawn = codes.randomize(ldp.RandomizedResponse(4.0, 3), key="outputs")
+    assert drawn.evaluate(CODES, "accuracy", model=model).value == pytest.approx(1.0, abs=0.05)
     model.classes_ = np.array([2, 1, 0])
     with pytest.raises(ValueError, match=r"the classes \[0, 1, 2\], in the order of the labels"):
-        codes.randomize(ldp.RandomizedResponse(8.0, 3)).evaluate(
-            model.predict_proba(X), "accuracy", model=model
-        )
+        drawn.evaluate(model.predict_proba(X), "accuracy", model=model)
 
 
 def test_the_classes_of_noisy_labels_are_those_of_their_mechanism() -> None:

@@ -57,7 +57,7 @@ class UsersOfRows:
         return float(np.square(self.counts).sum() / len(self)) if len(self) else 1.0
 
     def at(self, rows: np.ndarray) -> UsersOfRows:
-        """Returns the users of these rows, numbered from 0 in the same order."""
+        """Returns the users of these rows alone, numbered from 0 in the same order."""
         codes = self.codes[rows]
         numbers = np.cumsum(np.bincount(codes) > 0) - 1
         return UsersOfRows(numbers[codes])

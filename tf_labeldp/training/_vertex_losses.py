@@ -97,7 +97,10 @@ class VertexLosses:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ModelLosses:
-    """The arguments of ``VertexLosses.of_model``, with the factors (n,) of the losses or None."""
+    """The losses of the examples of a batch as functions of their labels, before any is given.
+
+    The fields are the arguments of ``VertexLosses.of_model``, with the factors (n,) of the losses.
+    """
 
     forward: TrainingPass
     losses: OutputLosses

@@ -138,7 +138,8 @@ class LabelKind(abc.ABC):
     def check_order(self, model: Setting[Any]) -> None:
         """Raises for a model with these classes in another order, as scikit-learn sorts them."""
         columns = classes_of_model(model)
-        if columns is None or self.class_values is None:
+        # A model of several outputs has a list of arrays.
+        if self.class_values is None or columns is None or isinstance(columns, list):
             return
         found, expected = np.asarray(columns).tolist(), self.class_values.tolist()
         if found != expected and set(found) == set(expected):
