@@ -199,7 +199,7 @@ class LabelKind(abc.ABC):
 
     @abc.abstractmethod
     def check_loss(self, loss: Setting[Any], units: int) -> None:
-        """Raises if a Keras loss of an output with so many units is not for these labels.
+        """Raises if a Keras loss of an output of ``units`` units is not for these labels.
 
         ``loss`` says which labels it takes, as ``gradients.keras_loss.KerasLoss`` does.
         """
