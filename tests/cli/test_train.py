@@ -77,6 +77,7 @@ def test_trees_if_they_are_asked_for(csv, capsys):
     assert ldp.guarantee(model).epsilon == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["boosting", "head", "auto"])
 def test_an_untouched_output_is_verified(csv, method):
     """With trees or a head, with an evaluation or without, and against the store."""
@@ -531,6 +532,7 @@ def test_tables_as_excel_writes_them(csv, capsys, form):
 
 
 # Some lines of TensorFlow 2.21 have no level; 2 is the level of `make demo`.
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "2"}], ids=["unset", "2"])
 def test_nothing_of_tensorflow_is_on_stderr(csv, level):
     words = ["train", str(csv), *NAMES, "--epsilon", "2", "--output", str(csv.parent / "out")]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -169,6 +171,14 @@ def randomized(source, **settings):
     return source.apply(transform)
 
 
+COMMON = {"batch", "cache", "map", "prefetch", "shuffle"}
+
+
+def slow_if_rare(names: Iterable[str]) -> list[Any]:
+    """Marks the operators that few pipelines have."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in COMMON)) for name in names]
+
+
 def test_every_operator_of_tf_data_is_tried():
     public = {name for name in dir(tf.data.Dataset) if not name.startswith("_")}
     assert not public - OPERATORS.keys() - WITHOUT_A_STATE
@@ -180,7 +190,7 @@ def test_the_search_finds_labels_in_the_states_of_the_source(name, tmp_path):
     assert found(tmp_path, TRUE) >= 1
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", slow_if_rare(OPERATORS))
 @pytest.mark.holds("data.randomize_labels")
 def test_no_state_has_a_true_label_after_an_operator(name, tmp_path):
     before = OPERATORS[name](SOURCE)
@@ -190,7 +200,7 @@ def test_no_state_has_a_true_label_after_an_operator(name, tmp_path):
     assert found(tmp_path, TRUE) == 0
 
 
-@pytest.mark.parametrize("name", AFTERWARDS)
+@pytest.mark.parametrize("name", slow_if_rare(AFTERWARDS))
 @pytest.mark.holds("data.randomize_labels")
 def test_no_state_has_a_true_label_before_an_operator(name, tmp_path):
     whole = SOURCE.cache().prefetch(10)
@@ -215,6 +225,7 @@ def test_tensorflow_saves_no_iterator_before_its_end(options, tmp_path):
     assert found(tmp_path, TRUE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["tuple", "dict", "ragged"])
 def test_no_state_has_a_true_label_of_any_type(kind, dtype, tmp_path):

@@ -291,6 +291,7 @@ def test_a_tuple_of_vectors_is_no_table():
         FeatureRows(tuple(x)).table()
 
 
+@pytest.mark.slow
 def test_a_sparse_matrix_of_a_million_columns_is_refused_before_it_is_dense():
     wide = sparse.random(50, 10**6, density=1e-5, format="csr", random_state=0)
     for map_ in (RandomFourierFeatures(), TableCodes(), NeighbourSmoothing()):

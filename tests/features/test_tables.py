@@ -96,6 +96,7 @@ LABELS = np.array(
 ).astype(int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["head", "boosting"])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_the_exported_model_computes_the_same_on_every_kind_of_column(method, epsilon, tmp_path):

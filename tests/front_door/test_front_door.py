@@ -329,6 +329,7 @@ def network(shape, classes=3):
     return keras.Sequential([*layers, keras.layers.Dense(classes)])
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_taught_by_the_head(tmp_path):
     mine = network((6,))
     model = classifier(epsilon=2.0, delta=1e-5, model=mine, epochs=10, insecure_seed=None)
@@ -351,6 +352,7 @@ def test_images_teach_a_model_in_two_releases():
     assert model.predict(x).shape == (600,)
 
 
+@pytest.mark.slow
 def test_a_network_from_scratch_learns_images_without_channels(tmp_path, monkeypatch):
     # A smaller network is traced faster.
     monkeypatch.setattr("tf_labeldp.front_door.image_network.WIDTHS", (8, 16))
@@ -386,6 +388,7 @@ def test_a_network_from_scratch_is_of_images(features, options, words):
         ldp.PrivateRegressor(1.0, low=0, high=2, method="network").fit(ROWS, CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dict", "list"])
 def test_a_model_of_ones_own_with_several_inputs(form):
     """A vector, rows of numbers and small images; each gives label-free features of its kind."""
@@ -654,6 +657,7 @@ def test_no_private_output_decides_on_the_method_for_numbers(epsilon, releases):
     assert len(stated) == 1 and 0.95 * epsilon < stated.pop() <= epsilon
 
 
+@pytest.mark.slow
 def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_path):
     explained = 10.0 * INTERACTION
     budget = ldp.PrivacyBudget(3.0, 1e-5)
@@ -678,6 +682,7 @@ def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_pat
     assert outputs[:, 0] == pytest.approx(model.predict(LARGE), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_trees_of_0_3_are_read_again_and_parts_have_draws_of_their_own(tmp_path):
     values = 10.0 * INTERACTION
 
@@ -749,6 +754,7 @@ DOORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "model"])
 @pytest.mark.parametrize("kind", DOORS)
 def test_a_machine_without_lightgbm_takes_a_head_and_a_store_keeps_the_method(

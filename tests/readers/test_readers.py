@@ -23,6 +23,7 @@ from tf_labeldp.accounting import Receipt, ReceiptError, Receipts
 MOST_MB = 500
 
 
+@pytest.mark.slow
 def test_changed_files_are_read_as_they_were_or_refused(tmp_path):
     """A sample; ``python tests/readers/fuzz_readers.py FOLDER 10000 SEED`` is the whole."""
     script = pathlib.Path(__file__).with_name("fuzz_readers.py")

@@ -90,6 +90,7 @@ class OnTheHost(keras.layers.Layer):
         return run(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backward", "nested"), [(False, True), (True, False)])
 def test_a_layer_that_xla_cannot_compile_is_named(backward: bool, nested: bool) -> None:
     layer: Any = OnTheHost(backward)
@@ -142,6 +143,7 @@ def test_eager_graph_and_xla_agree_with_the_same_noise(
         assert compiled[1] == pytest.approx(other[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_program_of_a_step_has_no_host_call() -> None:
     found = {}
     row = [tf.constant(part[:10]) for part in (features(), codes(), np.ones(N, np.float32))]
@@ -202,6 +204,7 @@ def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size(
 # Guards.
 
 
+@pytest.mark.slow
 def test_extra_steps_of_a_callback_change_nothing_and_raise() -> None:
     model, kept = private_model(metrics=["accuracy"]), []
     model.report_training_metrics = True
@@ -285,6 +288,7 @@ def overflowing() -> Any:
     return keras.layers.Dense(4, kernel_initializer="ones", name="first")
 
 
+@pytest.mark.slow
 def test_a_model_that_overflows_stops_with_the_step_and_the_layer() -> None:
     x = features()
     model = private_model(extra=(overflowing(),), together=2)
@@ -298,6 +302,7 @@ def test_a_model_that_overflows_stops_with_the_step_and_the_layer() -> None:
     assert all(np.all(np.isfinite(part)) for part in values(model))
 
 
+@pytest.mark.slow
 def test_a_step_that_is_stopped_leaves_weight_decay_undone() -> None:
     x = features()
     x[55] = 3e38  # in the sixth batch of ten
@@ -381,6 +386,7 @@ def test_noise_of_python_is_exchanged_for_that_of_the_program_and_the_statement_
         model.compile(private, loss=LOSS, jit_compile=True)
 
 
+@pytest.mark.slow
 def test_a_seed_stays_when_noise_is_exchanged() -> None:
     found = []
     for source in ("host", "device"):
@@ -409,6 +415,7 @@ def test_other_noise_of_python_is_refused() -> None:
         model.compile(private, loss=LOSS, jit_compile=True)
 
 
+@pytest.mark.slow
 def test_a_saved_model_compiles_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = drawn_keys(monkeypatch)
     model = private_model(noise=GaussianNoise(SIGMA, source="device"))

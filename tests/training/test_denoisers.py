@@ -176,6 +176,7 @@ def test_permuted_labels_leave_all_inputs_of_a_denoiser(reveals_batch: bool) -> 
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("denoiser", [AltConv(8), SelfConv()], ids=["AltConv", "SelfConv"])
 def test_weights_and_states_follow_from_released_gradients(
     denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +310,7 @@ def one_step(denoiser: Denoiser | None) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_with_dropout_the_clean_gradient_is_its_own_projection() -> None:
     """Hull and span are of the function that the gradient is of: same mode, same masks."""
     clean = one_step(None)

@@ -191,6 +191,7 @@ class CountsTraces(LabelDPModel):
         return super().train_step(data)
 
 
+@pytest.mark.slow
 def test_later_fits_trace_the_step_only_after_a_change_of_what_it_contains() -> None:
     CountsTraces.traces = 0
     model = CountsTraces.from_model(network(keras.layers.Dense(5, name="hidden")))
@@ -258,6 +259,7 @@ def unfreeze(model: LabelDPModel) -> None:
     model.get_layer("hidden").trainable = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [set_shift, set_momentum, set_schedule, unfreeze])
 def test_a_later_fit_has_the_step_of_its_settings(change: Callable[[LabelDPModel], None]) -> None:
     # The layer is frozen by a callback in the first fit, which is then traced.
@@ -279,6 +281,7 @@ def test_a_later_fit_has_the_step_of_its_settings(change: Callable[[LabelDPModel
     assert same_weights(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 def test_a_later_fit_takes_features_of_another_length_and_labels_of_another_shape(
     method: str,

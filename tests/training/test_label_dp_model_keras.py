@@ -95,6 +95,7 @@ def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
     assert kinds == ["steps"] * 2  # each was charged once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "jit_compile"),
     [

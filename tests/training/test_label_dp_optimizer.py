@@ -133,6 +133,7 @@ def stepped(inner: keras.optimizers.Optimizer) -> list[np.ndarray]:
     return model.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "settings"),

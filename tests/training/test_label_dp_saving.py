@@ -76,6 +76,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.keras")):
 """
 
 
+@pytest.mark.slow
 def test_files_of_every_kind_are_loaded_as_the_readme_says(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (
@@ -94,6 +95,7 @@ def test_files_of_every_kind_are_loaded_as_the_readme_says(tmp_path: Path) -> No
         assert dict(map(json.loads, lines)) == kinds
 
 
+@pytest.mark.slow
 def test_the_error_of_a_file_that_is_loaded_without_us_names_the_import(tmp_path: Path) -> None:
     private_model().save(tmp_path / "private.keras")
     feature_map = ldp.features.RandomFourierFeatures(6).fit(features())
