@@ -117,6 +117,7 @@ DOORS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("door", DOORS)
 def test_names_and_codes_mean_the_same_and_other_keys_are_refused(door: str) -> None:
@@ -188,6 +189,7 @@ def test_the_expected_loss_of_a_posterior_is_that_of_weighted_true_labels() -> N
         assert np.abs(found).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_weights_find_a_rare_class() -> None:
     """At epsilon 1 no posterior of a class of 5 % has it as the likeliest, as Keras would need.
 

@@ -41,6 +41,7 @@ resource.setrlimit(resource.RLIMIT_AS, (mapped + {1_200_000_000}, mapped + {1_20
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
 def test_priors_of_groups_and_channels_are_not_expanded():
     """(n, K) doubles would be 40 GB and a channel 80 GB, where 1.2 GB are allowed."""

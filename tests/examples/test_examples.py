@@ -201,6 +201,7 @@ def test_semi_supervised(tmp_path):
     assert keras.models.load_model(publish / "model.keras").output_shape == (None, 10)
 
 
+@pytest.mark.slow
 def test_pate(tmp_path, run):
     # The second run reads the stored answers.
     for process in (run_alone, run):

@@ -41,6 +41,7 @@ def run(notebook, folder, monkeypatch):
     return "".join(output.get("text", "") for output in outputs)
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_in_an_empty_folder(tmp_path, monkeypatch):
     shown = run(NOTEBOOKS["14_attacks"], tmp_path, monkeypatch)
     assert shown.count("the claim is FALSE") == 2 and "100.0% are right" in shown

@@ -259,11 +259,16 @@ def of_numbers() -> Any:
         {},
         {"method": "vectorized"},
         {"clipping": "label_distance"},
-        {"denoiser": SelfConv()},
-        {"denoiser": SelfConv(), "method": "vectorized"},
-        {"denoiser": SelfSpan()},
-        {"preconditioner": "gauss_newton"},
-        {"door": "make_private"},
+        *[
+            pytest.param(settings, marks=pytest.mark.slow)
+            for settings in (
+                {"denoiser": SelfConv()},
+                {"denoiser": SelfConv(), "method": "vectorized"},
+                {"denoiser": SelfSpan()},
+                {"preconditioner": "gauss_newton"},
+                {"door": "make_private"},
+            )
+        ],
     ],
     ids=str,
 )
@@ -301,6 +306,7 @@ def test_a_masked_example_changes_no_step(settings: dict[str, Any]) -> None:
     assert any(not np.allclose(a, b) for a, b in zip(first, weights(shown), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.holds("training.LabelDPModel")

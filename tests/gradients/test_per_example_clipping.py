@@ -415,7 +415,7 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
 }
 # The vectorized method treats all layers alike, so a few of the ghost models suffice.
 FEW = ("Conv2D", "Embedding", "residual")
-VECTORIZED = ("Conv2D", "residual", "attention", "groups and Lambda", "shared layer", "subclass")
+VECTORIZED = ("Conv2D", "residual", "shared layer", "subclass")
 # Models of many operators, whose rules smaller models have too.
 LARGE = {
     "nested",
@@ -432,6 +432,11 @@ LARGE = {
     "grouped attention",
     "causal cross-attention",
     "siamese",
+    "SeparableConv2D",
+    "groups and Lambda",
+    "cross-attention",
+    "ReversibleEmbedding",
+    "channels first",
     "LoRA of Conv2D",
     "LoRA over time",
 }
@@ -444,11 +449,10 @@ def slow_if_large(cases: list[tuple[Any, ...]]) -> list[Any]:
 
 CASES = [
     *slow_if_large([(name, "ghost") for name in GHOST]),
-    *slow_if_large([(name, "vectorized") for name in VECTORIZED]),
+    *[(name, "vectorized") for name in VECTORIZED],
     *[
         pytest.param(name, "vectorized", marks=pytest.mark.slow)
-        for name in ("Embedding", "own cell", "SeparableConv2D", *OTHER)
-        if name not in VECTORIZED
+        for name in ("Embedding", "own cell", "SeparableConv2D", "attention", "groups and Lambda")
     ],
 ]
 
@@ -568,6 +572,7 @@ def along_the_batch() -> list[tuple[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_axis_of_a_layer_mixes_examples():
     """A negative axis may be the batch: such a layer is refused, or runs on each example alone."""
     rng = np.random.default_rng(0)
@@ -785,14 +790,16 @@ def test_attention_is_clipped_by_the_distance_of_labels():
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [
-        ("attention", "mixed_float16"),
-        ("cross-attention", "mixed_bfloat16"),
-        ("cross-attention", "mixed_float16"),
-        ("RMSNormalization", "mixed_float16"),
-        ("siamese", "mixed_bfloat16"),
-        ("tied", "mixed_float16"),
-    ],
+    slow_if_large(
+        [
+            ("attention", "mixed_float16"),
+            ("cross-attention", "mixed_bfloat16"),
+            ("cross-attention", "mixed_float16"),
+            ("RMSNormalization", "mixed_float16"),
+            ("siamese", "mixed_bfloat16"),
+            ("tied", "mixed_float16"),
+        ]
+    ),
 )
 def test_layers_in_mixed_precision_have_the_same_up_to_its_rounding(name: str, policy: str):
     reference, x, y = problem(name)
@@ -816,10 +823,15 @@ def test_layers_in_mixed_precision_have_the_same_up_to_its_rounding(name: str, p
 @pytest.mark.parametrize(
     "name",
     [
-        "masked LSTM",
-        "attention with masks",
-        "cross-attention",
-        "grouped attention",
+        *[
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "masked LSTM",
+                "attention with masks",
+                "cross-attention",
+                "grouped attention",
+            )
+        ],
         "tied",
     ],
 )

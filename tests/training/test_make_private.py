@@ -216,6 +216,7 @@ def test_few_examples_are_enough():
     assert private.guarantee().epsilon <= 2.0
 
 
+@pytest.mark.slow
 def test_a_model_of_a_dict_keeps_it_as_a_plain_model_in_a_file_and_in_an_export(tmp_path):
     inputs = {"a": keras.Input((6,), name="a"), "b": keras.Input((2,), name="b")}
     joined = layers.BatchNormalization()(layers.Concatenate()(list(inputs.values())))
@@ -343,6 +344,7 @@ def test_features_of_another_structure_and_an_input_over_the_budget_are_refused_
         made(trained, labels=vault())
 
 
+@pytest.mark.slow
 def test_a_data_set_of_features_that_are_augmented():
     dataset = tf.data.Dataset.from_tensor_slices({"a": X, "b": X[:, :2]})
 

@@ -197,6 +197,7 @@ def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
         kit.stages(x, labels, key="once-more").dataset()
 
 
+@pytest.mark.slow
 def test_draws_under_other_priors_are_other_draws(kit, problem):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=9.0))
@@ -356,6 +357,7 @@ def two_outputs(form):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("form", ["dict", "list"])
 @pytest.mark.parametrize("weights", [{}, {"sample_weight": np.ones(240)}], ids=["", "weights"])

@@ -266,6 +266,7 @@ assert not any(name.partition(".")[0] in ("tf_labeldp", "keras_layers") for name
 """
 
 
+@pytest.mark.slow
 def test_keras_alone_loads_the_file(saved: Path, tmp_path: Path) -> None:
     inputs, outputs = tmp_path / "x.npy", tmp_path / "outputs.npy"
     np.save(inputs, X)

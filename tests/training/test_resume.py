@@ -125,6 +125,7 @@ def draws(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in records.items() if b'"values"' in content}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill", "epochs"),
     [

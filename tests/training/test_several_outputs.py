@@ -84,6 +84,7 @@ def clipped(model: Any, y: Any, clip: float, method: str) -> list[np.ndarray]:
     return [np.asarray(part) for part in clipping.clipped_sum(batch, Clip(clip)).gradients]
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.LabelDPModel")
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 @pytest.mark.parametrize("form", ["dict", "list"])
@@ -104,6 +105,7 @@ def test_one_clip_bounds_the_gradient_of_the_weighted_sum(method: str, form: str
     assert clip < largest <= 2 * clip * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_of_fit_is_that_of_the_reference() -> None:
     for labels in (Y, [Y["click"], Y["kind"]]):
         model = compiled("list", noise=1e-9, loss_weights=list(WEIGHTS.values()))
