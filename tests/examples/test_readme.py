@@ -50,6 +50,7 @@ NUMBERS = {
 OF_ENGINES = "with beam.Pipeline"
 
 
+@pytest.mark.slow
 def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     pages = PAGES["README.md"] + PAGES["docs/guide.md"]
     # Fewer epochs save time.
@@ -86,6 +87,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
         assert names[name].guarantee().is_private  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

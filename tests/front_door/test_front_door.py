@@ -610,6 +610,7 @@ def test_many_classes_have_a_ridge_head_and_their_own_table():
     assert model.predict_proba(rows[:3]).shape == (3, 201)
 
 
+@pytest.mark.slow
 def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path):
     """6,000 labels are worth 1,281 true ones at epsilon 1, and 3,480 at 2."""
     assert ldp.recommend(1.0, SIZE, "table").method == "head"

@@ -210,6 +210,7 @@ def test_head_and_draw_together_cost_epsilon(epsilon, draw_share):
         labels.randomize(ldp.RandomizedResponse(0.2 * epsilon, 3))
 
 
+@pytest.mark.slow
 def test_noisy_labels_correct_a_prior_that_was_sure_and_wrong():
     """The encoder hides the column that moves a tenth of the examples to the other class.
 
@@ -299,6 +300,7 @@ def two_inputs(form):
     return keras.Model(inputs if form == "dict" else list(inputs.values()), logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dict", "tuple"])
 def test_a_network_with_several_inputs(form, tmp_path):
     import keras

@@ -46,6 +46,7 @@ def test_at_a_huge_epsilon_it_is_poisson_regression_on_unit_rows():
     )
 
 
+@pytest.mark.slow
 def test_risk_is_the_loss_on_true_labels_within_its_spread():
     """And noise costs it less than it costs least squares."""
     excess, gains = [], []

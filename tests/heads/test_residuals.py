@@ -339,6 +339,7 @@ def test_an_exported_start_reads_its_own_columns(columns, has_encoder):
     assert found == pytest.approx(model.predict(TABLE), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_predictions_have_the_range_of_the_labels():
     narrow = PrivateRidge(1.0, DELTA, low=-1.0, high=1.0).fit(X, np.clip(Y, -1.0, 1.0))
     model = PrivateBoosting(8.0, start=narrow).fit(X, vault(20.0))

@@ -182,6 +182,7 @@ def test_a_learner_that_is_not_compiled(learner):
         learner(**parts(learner), **settings).fit(IMAGES, *labels, batch_size=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", MEMBERS)
 def test_mixed_precision(learner):
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
@@ -202,6 +203,7 @@ def test_mixed_precision(learner):
         keras.mixed_precision.set_dtype_policy("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", MEMBERS)
 def test_xla_compiles_training(learner):
     """Also the views, of which ``test_views`` compiles all others."""

@@ -28,6 +28,7 @@ def trained(request, images, noisy):
     return model, history
 
 
+@pytest.mark.slow
 def test_it_learns_the_true_classes_from_noisy_ones(trained):
     model, history = trained
     test, truth = shapes(150, seed=1)

@@ -57,6 +57,7 @@ def test_its_features_serve_clusters_and_heads(simclr, images):
     assert head.fit(*shapes(300, seed=2)).guarantee().epsilon == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 def test_clusters_follow_the_classes(scan, images):
     clusters = scan.clusters(images[0])
     counts = np.zeros((NUM_CLASSES, NUM_CLASSES))

@@ -308,6 +308,7 @@ def test_a_configuration_has_every_argument_and_a_seed_repeats_the_draws(layer):
     assert not np.array_equal(first, again(images, training=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_xla_compiles_views(name):
     images, _ = shapes(4, channels=3)

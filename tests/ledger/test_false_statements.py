@@ -380,6 +380,7 @@ for eager in (False, True):
 """
 
 
+@pytest.mark.slow
 def test_11_an_index_out_of_range_shows_no_label():
     done = subprocess.run([sys.executable, "-c", _LOG], capture_output=True, text=True, check=False)
     for eager in (False, True):

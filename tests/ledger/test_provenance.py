@@ -77,6 +77,7 @@ def bootstrapped(network, labels, **arguments):
     return head.fit(X, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["encoder", "network"])
 def test_b2_the_inputs_of_a_bootstrapped_head_are_counted(where):
     def fitted(labels):
@@ -95,6 +96,7 @@ def test_b2_the_inputs_of_a_bootstrapped_head_are_counted(where):
     assert poor.guarantee().epsilon == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["head", "door"])
 def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way):
     """The whole model shows its steps; a model of its layers is a named assumption."""
@@ -117,6 +119,7 @@ def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way):
         assert is_whole or "public-inputs" in {note.code for note in statement.assumptions}
 
 
+@pytest.mark.slow
 def test_b3_a_teacher_with_a_private_network_is_counted():
     network = image_network()
     noisy = vault().randomize(RandomizedResponse(3.0, K))

@@ -85,6 +85,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [*TRAINED, *LEARNERS])
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_of_numbers_is_a_matrix(how):

@@ -93,6 +93,7 @@ def rows_loss(model: Any) -> OutputLosses:
     return OutputLosses(model, loss).with_class_weights({"last": TABLE})
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.LabelDPModel")
 def test_weights_with_clipping_by_label_distance() -> None:
     model, y = network(units=1), (codes() % 2).astype(np.float32)[:, None]

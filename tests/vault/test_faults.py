@@ -12,6 +12,7 @@ import tf_labeldp as ldp
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 
+@pytest.mark.slow
 def test_300_faults_in_pairs_of_processes_lose_and_repeat_nothing(run_writers):
     """Short writes, full disks, errors and refusals, each in one of two processes on a store."""
     _, output = run_writers("faulty", "300")

@@ -74,6 +74,7 @@ def test_the_statement_bounds_the_joint_distribution():
         assert worst_log_ratio(epsilon, second_part) <= stated + 1e-12
 
 
+@pytest.mark.slow
 def test_the_vault_draws_the_joint_distribution():
     """Chi-square at 1e-6 over all 81 outputs; the distribution of a neighbour is rejected."""
     from scipy import stats
