@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -149,19 +150,15 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
-FAST = {"LSTM", "per step", "attention", "masked rows", "ignored class", "two outputs"}
+# One model of each form, and the other method once.
+FAST = {(case, "auto") for case in ("LSTM", "attention", "masked rows", "ignored class")}
+FAST |= {("two outputs", "auto"), ("per step", "vectorized")}
 
 
-def slow_if_large(cases: Iterable[str]) -> list[Any]:
-    """Returns each case with each method; the fast ones have one model of each form."""
-    return [
-        pytest.param(
-            case, method, marks=[pytest.mark.slow] * (case not in FAST or method != fast_method)
-        )
-        for case in cases
-        for method in ("auto", "vectorized")
-        for fast_method in ("vectorized" if case == "per step" else "auto",)
-    ]
+def with_methods(cases: Iterable[str]) -> list[Any]:
+    """Returns each case with each method; all but the fast ones are slow."""
+    pairs = itertools.product(cases, ("auto", "vectorized"))
+    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in FAST)) for pair in pairs]
 
 
 def gradients_of_keras(model: keras.Model, x: Any, y: Any, loss: Any) -> list[list[np.ndarray]]:
@@ -196,7 +193,7 @@ def with_padded_labels(y: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.holds("training.LabelDPModel")
-@pytest.mark.parametrize(("case", "method"), slow_if_large(CASES))
+@pytest.mark.parametrize(("case", "method"), with_methods(CASES))
 def test_gradients_are_those_of_keras(case: str, method: str) -> None:
     make, x, y, loss = CASES[case]
     model = make()
@@ -216,7 +213,7 @@ def test_gradients_are_those_of_keras(case: str, method: str) -> None:
 @pytest.mark.holds("training.LabelDPModel")
 @pytest.mark.parametrize(
     ("case", "method"),
-    slow_if_large(case for case in CASES if case != "ignored class alone"),
+    with_methods(case for case in CASES if case != "ignored class alone"),
 )
 def test_a_padded_label_changes_nothing(case: str, method: str) -> None:
     make, x, y, loss = CASES[case]
