@@ -459,10 +459,7 @@ def _check_classes(
     known = [header.get("classes") for header in headers if "num_classes" in header]
     own = None
     if noisy.classes is not None:
-        try:
-            own = Classes(list(noisy.classes)).header()["classes"]
-        except (TypeError, ValueError):
-            own = ""
+        own = Classes(list(noisy.classes)).header()["classes"]
     if own in known or is_recorded or (own is None and not known):
         return
     if own is not None and any(known) and not as_text:
