@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tqdm.std
+from slow_cases import with_slow
 
 from tf_labeldp._progress import Argument, Message, Progress
 from tf_labeldp.cli import _verbs, main
@@ -47,23 +48,18 @@ def shell(command, **environment):
     )
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "randomize {} > /dev/full",
-        "randomize {} >&- 2>&-",
-        *(
-            pytest.param(command, marks=pytest.mark.slow)
-            for command in (
-                "randomize {} | true; exit ${{PIPESTATUS[0]}}",
-                "randomize {} | head -c 1 > first; exit ${{PIPESTATUS[0]}}",
-                "randomize {} 2> /dev/full",
-                "randomize {} >&-",
-                "randomize {} 2>&-",
-            )
-        ),
-    ],
+NOBODY_LISTENS = (
+    "randomize {} > /dev/full",
+    "randomize {} >&- 2>&-",
+    "randomize {} | true; exit ${{PIPESTATUS[0]}}",
+    "randomize {} | head -c 1 > first; exit ${{PIPESTATUS[0]}}",
+    "randomize {} 2> /dev/full",
+    "randomize {} >&-",
+    "randomize {} 2>&-",
 )
+
+
+@pytest.mark.parametrize("command", with_slow(NOBODY_LISTENS, NOBODY_LISTENS[2:]))
 def test_nobody_listens(folder, command):
     """The files are complete, so the command has succeeded."""
     done = shell(command.format("labels.csv " + " ".join(OPTIONS)))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from slow_cases import with_slow
 
 from tf_labeldp.data import randomize_labels
 from tf_labeldp.mechanisms import RandomizedResponse, RROnBins
@@ -174,11 +173,6 @@ def randomized(source, **settings):
 COMMON = {"batch", "cache", "map", "prefetch", "shuffle"}
 
 
-def slow_if_rare(names: Iterable[str]) -> list[Any]:
-    """Marks the operators that few pipelines have."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in COMMON)) for name in names]
-
-
 def test_every_operator_of_tf_data_is_tried():
     public = {name for name in dir(tf.data.Dataset) if not name.startswith("_")}
     assert not public - OPERATORS.keys() - WITHOUT_A_STATE
@@ -190,7 +184,7 @@ def test_the_search_finds_labels_in_the_states_of_the_source(name, tmp_path):
     assert found(tmp_path, TRUE) >= 1
 
 
-@pytest.mark.parametrize("name", slow_if_rare(OPERATORS))
+@pytest.mark.parametrize("name", with_slow(OPERATORS, OPERATORS.keys() - COMMON))
 @pytest.mark.holds("data.randomize_labels")
 def test_no_state_has_a_true_label_after_an_operator(name, tmp_path):
     before = OPERATORS[name](SOURCE)
@@ -200,7 +194,7 @@ def test_no_state_has_a_true_label_after_an_operator(name, tmp_path):
     assert found(tmp_path, TRUE) == 0
 
 
-@pytest.mark.parametrize("name", slow_if_rare(AFTERWARDS))
+@pytest.mark.parametrize("name", with_slow(AFTERWARDS, AFTERWARDS.keys() - COMMON))
 @pytest.mark.holds("data.randomize_labels")
 def test_no_state_has_a_true_label_before_an_operator(name, tmp_path):
     whole = SOURCE.cache().prefetch(10)
@@ -304,14 +298,8 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # The service tries for half a minute.
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "distributed_save"))
-        for name in WRITERS
-    ],
-)
+# The service tries for half a minute.
+@pytest.mark.parametrize("name", with_slow(WRITERS, {"distributed_save"}))
 @pytest.mark.holds("data.randomize_labels")
 def test_no_writer_of_tf_data_writes_a_true_label(name, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"

@@ -8,6 +8,7 @@ import gc
 import keras
 import numpy as np
 import pytest
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, dp_sgd_charge
@@ -166,7 +167,7 @@ def test_the_cases_include_all_randomizers():
 
 
 SLOW = {"BootstrappedHead", "MultiStageTraining", "PrivateClassifier, with a network"}
-CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in VERBS]
+CASES = with_slow(VERBS, SLOW)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,6 +12,7 @@ from fits import fits_apart as fits_apart
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils import column_or_1d
 from sklearn.utils.estimator_checks import check_estimator
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp import boosting, features, front_door, heads
@@ -152,10 +153,7 @@ def test_every_estimator_is_in_the_table():
 
 @pytest.mark.usefixtures("fits_apart")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES],
-)
+@pytest.mark.parametrize("name", with_slow(CASES, CASES.keys() - FAST))
 def test_check_estimator(name):
     case = CASES[name]
     results = check_estimator(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
@@ -157,8 +158,8 @@ FAST |= {("two outputs", "auto"), ("per step", "vectorized")}
 
 def with_methods(cases: Iterable[str]) -> list[Any]:
     """Returns each case with each method; all but the fast ones are slow."""
-    pairs = itertools.product(cases, ("auto", "vectorized"))
-    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in FAST)) for pair in pairs]
+    pairs = set(itertools.product(cases, ("auto", "vectorized")))
+    return with_slow(sorted(pairs), pairs - FAST)
 
 
 def gradients_of_keras(model: keras.Model, x: Any, y: Any, loss: Any) -> list[list[np.ndarray]]:
@@ -249,24 +250,22 @@ def of_numbers() -> Any:
     return inputs, layers.Dense(2)(layers.Masking()(inputs))
 
 
+SETTINGS = [
+    {},
+    {"method": "vectorized"},
+    {"clipping": "label_distance"},
+    {"denoiser": SelfConv()},
+    {"denoiser": SelfConv(), "method": "vectorized"},
+    {"denoiser": SelfSpan()},
+    {"preconditioner": "gauss_newton"},
+    {"door": "make_private"},
+]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"method": "vectorized"},
-        {"clipping": "label_distance"},
-        *[
-            pytest.param(settings, marks=pytest.mark.slow)
-            for settings in (
-                {"denoiser": SelfConv()},
-                {"denoiser": SelfConv(), "method": "vectorized"},
-                {"denoiser": SelfSpan()},
-                {"preconditioner": "gauss_newton"},
-                {"door": "make_private"},
-            )
-        ],
-    ],
+    with_slow(SETTINGS, SETTINGS[3:]),
     ids=str,
 )
 @pytest.mark.holds("training.LabelDPModel")

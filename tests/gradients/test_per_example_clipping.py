@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from slow_cases import with_slow
 
 from tf_labeldp.plugins import (
     Batch,
@@ -444,16 +445,16 @@ LARGE = {
 
 def slow_if_large(cases: list[tuple[Any, ...]]) -> list[Any]:
     """Marks the cases of large models."""
-    return [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in LARGE)) for case in cases]
+    return with_slow(cases, [case for case in cases if case[0] in LARGE])
 
 
+SLOW_VECTORIZED = ("Embedding", "own cell", "SeparableConv2D", "attention", "groups and Lambda")
 CASES = [
     *slow_if_large([(name, "ghost") for name in GHOST]),
-    *[(name, "vectorized") for name in VECTORIZED],
-    *[
-        pytest.param(name, "vectorized", marks=pytest.mark.slow)
-        for name in ("Embedding", "own cell", "SeparableConv2D", "attention", "groups and Lambda")
-    ],
+    *with_slow(
+        itertools.product((*VECTORIZED, *SLOW_VECTORIZED), ["vectorized"]),
+        set(itertools.product(SLOW_VECTORIZED, ["vectorized"])),
+    ),
 ]
 
 
@@ -822,18 +823,10 @@ def test_layers_in_mixed_precision_have_the_same_up_to_its_rounding(name: str, p
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *[
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "masked LSTM",
-                "attention with masks",
-                "cross-attention",
-                "grouped attention",
-            )
-        ],
-        "tied",
-    ],
+    with_slow(
+        ("masked LSTM", "attention with masks", "cross-attention", "grouped attention", "tied"),
+        {"masked LSTM", *LARGE},
+    ),
 )
 def test_layers_are_compiled_by_xla(name: str):
     model, x, y = problem("LSTM" if name == "masked LSTM" else name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from slow_cases import with_slow
 
 from tf_labeldp.keras_layers import FourierFeatures, NeighbourFeatures, PatchFeatures
 
@@ -99,7 +100,7 @@ def test_fourier_features_are_cosines_and_sines(linear_weight):
 
 @pytest.mark.parametrize(
     "key",
-    [key if "_all" in key else pytest.param(key, marks=pytest.mark.slow) for key in CASES],
+    with_slow(CASES, {key for key in CASES if "_all" not in key}),
 )
 def test_saved_model_loads_without_custom_objects(key, tmp_path):
     layer, inputs = built(key)

@@ -8,6 +8,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from slow_cases import with_slow
 
 from tf_labeldp.keras_layers import ALIBILoss, ForwardCorrectedLoss, LabelWeightedLoss, Mixup
 
@@ -41,12 +42,8 @@ OBJECTS = {
     ),
     "mixup_all": lambda: Mixup(0.5, seed=3, name="n", dtype="float32"),
 }
-FAST = ("weighted", "weighted_callable", "forward")
-LOSSES = [
-    key if key in FAST else pytest.param(key, marks=pytest.mark.slow)
-    for key in OBJECTS
-    if not key.startswith("mixup") and not key.endswith("_all")
-]
+LOSSES = [key for key in OBJECTS if not key.startswith("mixup") and not key.endswith("_all")]
+LOSSES = with_slow(LOSSES, set(LOSSES) - {"weighted", "weighted_callable", "forward"})
 WEIGHTS = np.linalg.inv(np.array(MATRIX))[np.arange(12) % 3].astype("float32")
 FEATURES = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 

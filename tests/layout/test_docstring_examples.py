@@ -12,6 +12,7 @@ import typing
 
 import pytest
 from _entry_points import PARTS, TRAINING
+from slow_cases import with_slow
 
 import tf_labeldp
 import tf_labeldp.keras_layers
@@ -33,11 +34,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(part, marks=[pytest.mark.slow] * (part in TRAINING))
-        for part in sorted({name.split(".")[1] for name in MODULES})
-    ],
+    "part", with_slow(sorted({name.split(".")[1] for name in MODULES}), TRAINING)
 )
 def test_examples_run(part):
     """Runs the examples of an engine only if the engine is installed."""

@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 from _builders import BUILDERS, DELTA, IMAGES, RR, K, Put, compiled, dense, labels_of, private_model
 from sklearn.exceptions import NotFittedError
+from slow_cases import with_slow
 from test_provenance import PUBLIC, an_earlier_use, builder_of
 
 import tf_labeldp as ldp
@@ -502,19 +503,17 @@ ALL = {
         for place, builder in BUILDERS.items()
     },
 }
-QUICK = (
+QUICK = {
     "a search of heads",
     "chosen heads",
     "chosen noisy labels",
     "sets",
     "vault.LabelRandomizer",
-)
+}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
-)
+@pytest.mark.parametrize("name", with_slow(ALL, ALL.keys() - QUICK))
 def test_no_attribute_is_bare(name: str, outcomes: Outcomes) -> None:
     _, lost = bare_attributes(outcomes, name)
     assert not lost, "\n".join(lost)
@@ -523,19 +522,17 @@ def test_no_attribute_is_bare(name: str, outcomes: Outcomes) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    [
-        "a search of heads",
-        "chosen heads",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "a search of trees",
-                "a network of heads and a draw",
-                "a front door",
-                "sets",
-            )
+    with_slow(
+        (
+            "a search of heads",
+            "chosen heads",
+            "a search of trees",
+            "a network of heads and a draw",
+            "a front door",
+            "sets",
         ),
-    ],
+        {"a search of trees", "a network of heads and a draw", "a front door", "sets"},
+    ),
 )
 def test_files_state_what_their_objects_state(
     name: str, outcomes: Outcomes, tmp_path: pathlib.Path

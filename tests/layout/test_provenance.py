@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from _builders import BUILDERS, IMAGES, Put, X, Y, labels_of, learner, private_model
 from _entry_points import TRAINING, Argument, arguments, arguments_of_engines, kind_of
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp import features
@@ -91,11 +92,7 @@ def repeatable_and_eager() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(part, marks=[pytest.mark.slow] * (part in TRAINING))
-        for part in sorted({each.place.partition(".")[0] for each in PUBLIC})
-    ],
+    "part", with_slow(sorted({each.place.partition(".")[0] for each in PUBLIC}), TRAINING)
 )
 def test_receipts_of_a_public_input_arrive(part: str) -> None:
     lost = []
