@@ -176,6 +176,7 @@ def test_a_range_of_compositions_is_bounded_by_its_core():
         assert bound >= deltas[low : high + 1].max() * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_split_counts_with_its_bound(monkeypatch):
     exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201)
     monkeypatch.setattr(_Cluster, "small", 0)
@@ -241,6 +242,7 @@ def test_statements_at_the_ends():
     assert peer_to_peer_guarantee(1e-12, 1.0, 2, 1e-3).epsilon <= math.log(1e12)
 
 
+@pytest.mark.slow
 def test_fifty_thousand_users_take_seconds():
     began = time.process_time()
     guarantee = peer_to_peer_guarantee(0.1, 1.0, 50_000, 1e-10)

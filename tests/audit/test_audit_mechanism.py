@@ -52,6 +52,7 @@ def test_bounds_are_within_ten_percent_of_epsilon_and_below_it(name: str, epsilo
     assert "no contradiction" in str(found)
 
 
+@pytest.mark.slow
 def test_many_classes() -> None:
     found = audit.audit_mechanism(RandomizedResponse(2.0, 500), seed=1)
     assert 0.8 * 2.0 < found.lower_bound <= 2.0
@@ -134,6 +135,7 @@ def test_half_the_noise_is_found() -> None:
     assert found.refutes and "FALSE" in str(found)
 
 
+@pytest.mark.slow
 def test_a_fresh_draw_in_each_epoch_is_found() -> None:
     mechanism = RandomizedResponse(1.0, 3)
 

@@ -35,6 +35,7 @@ def test_noisy_labels_are_within_their_epsilon_and_not_far_below(epsilon: float)
     assert 0.8 * epsilon < found.lower_bound <= epsilon
 
 
+@pytest.mark.slow
 def test_multi_stage_training_and_heads_pass() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1500, 4)).astype("float32")
@@ -138,6 +139,7 @@ def test_the_bound_of_one_run_is_that_of_the_theorem(wrong: int, delta: float) -
     assert hits == sum(signs > 0) and guesses == size
 
 
+@pytest.mark.slow
 def test_bounds_of_one_run_fail_no_more_often_than_stated() -> None:
     rng = np.random.default_rng(8)
     response = ldp.RandomizedResponse(1.0, 2)

@@ -71,6 +71,7 @@ def test_a_label_is_never_in_its_own_mean(rows):
     assert model.gain_ < 0.01
 
 
+@pytest.mark.slow
 def test_the_exported_model_has_the_same_means(fitted, tmp_path):
     rows = part(TEST)
     rows["shop"] = rows["shop"].copy()
@@ -111,6 +112,7 @@ def test_weights_count_in_the_means():
     assert error_of(model, TEST) < 0.45
 
 
+@pytest.mark.slow
 def test_codes_in_a_matrix_are_categories_by_place():
     """As ``categorical=`` names them; the exported model takes the matrix."""
     rows = np.stack([SHOP, TABLE["hour"]], axis=1)

@@ -98,6 +98,7 @@ def test_matrices_with_missing_numbers_and_sparse_rows():
     assert clone(model).fit(rows, BINARY).score(rows, BINARY) > 0.99
 
 
+@pytest.mark.slow
 def test_every_channel_that_is_known():
     """Priors by example, noisy rows of ALIBI, and one draw for two models."""
     vault = PrivateLabels(THREE, 3, budget=PrivacyBudget(40.0, 1e-5))
@@ -157,6 +158,7 @@ def test_small_budgets_are_refused_before_the_draw_and_noise_is_named_after_it()
     assert np.abs(model.predict_proba(TABLE)[:, 1] - coins.mean()).max() < 0.2
 
 
+@pytest.mark.slow
 def test_weights_of_examples_and_classes():
     """Examples of weight zero do not count; class weights move probabilities by Bayes' rule."""
     flipped = np.where(JOB == "c", 1 - BINARY, BINARY)

@@ -128,6 +128,7 @@ def test_numbers_that_lightgbm_takes_for_zero():
         check_scores(trees, score, rows)
 
 
+@pytest.mark.slow
 def test_many_trees_and_a_large_baseline_are_exact_to_float32():
     """Scores near zero next to a baseline of 1000, where sums in float32 lose four digits."""
     trees, score = of_lightgbm(0, 500, learning_rate=0.05)
@@ -162,6 +163,7 @@ def test_other_models_of_lightgbm_are_refused(parameters):
         of_lightgbm(0, 2, None, **parameters)
 
 
+@pytest.mark.slow
 def test_a_saved_model_and_an_exported_one_score_the_same(tmp_path):
     trees, _ = of_lightgbm(3, 10)
     inputs = keras.Input((6,))

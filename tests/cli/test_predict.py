@@ -176,6 +176,7 @@ def test_stderr_is_empty(data):
     assert done.stderr == "" and "wrote 1,200 rows to predictions.csv" in done.stdout
 
 
+@pytest.mark.slow
 def test_images(data):
     (data / "images").mkdir()
     lines = ["name,class"]

@@ -200,6 +200,7 @@ AWKWARD = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(ids=st.just(AWKWARD) | st.lists(TEXTS, min_size=1, max_size=6))
 def test_any_text_as_id_comes_back_from_any_format(ids):
@@ -221,6 +222,7 @@ def test_ids_get_quotes_where_one_needs_them():
     assert statement_of("n.csv")["most_rows_of_one_id"] == 1
 
 
+@pytest.mark.slow
 def test_tables_longer_than_what_is_read_and_written_at_once():
     """The command reads 16 MB of a CSV file at a time, and writes 262,144 rows."""
     ids = [9 * "longer\n" + str(i) for i in range(270_000)]

@@ -49,6 +49,7 @@ NAMES = ("--label", "ill", "--classes", "no", "yes", "--drop", "id", "--drop", "
 """--drop twice, as in version 0.2; it also takes several names."""
 
 
+@pytest.mark.slow
 def test_a_table_with_names_of_classes(csv, capsys):
     assert command(csv, *NAMES, "--evaluate", "1") == 0
     shown = capsys.readouterr()
@@ -95,6 +96,7 @@ def test_an_untouched_output_is_verified(csv, method):
         assert main(["verify", str(out)]) == 0
 
 
+@pytest.mark.slow
 def test_a_rare_class_and_its_metric(csv, capsys):
     header, *rows = csv.read_text().splitlines()
     rows = [row.replace(",yes,", ",no,") for row in rows]
@@ -108,6 +110,7 @@ def test_a_rare_class_and_its_metric(csv, capsys):
     assert "Use --metric average_precision." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
     header, rows = csv.read_text().split("\n", 1)
     csv.write_text(header.replace("age", "price/unit").replace("job", "what he does") + "\n" + rows)
@@ -142,6 +145,7 @@ def test_numbers_of_a_parquet_table(csv, capsys):
     assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
 
 
+@pytest.mark.slow
 def test_columns_of_a_parquet_table_that_are_no_numbers(csv, capsys):
     """Missing texts, pandas' categories, flags, and more categories than are encoded apart."""
     places = np.char.add("p", np.r_[np.arange(1100), RNG.integers(0, 1100, N - 1100)].astype(str))
@@ -196,6 +200,7 @@ def test_a_folder_of_images(tmp_path, capsys):
     assert "7.png is no image" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_store_keeps_the_release(csv, capsys):
     store = ("--store", str(csv.parent / "private"))
     words = ["train", str(csv), *NAMES, "--epsilon", "1", *store, "--output"]
@@ -314,6 +319,7 @@ def leaky(csv):
     return csv
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["head", "boosting"])
 def test_columns_are_printed_and_ids_and_copies_of_the_label_are_named(leaky, capsys, method):
     words = ("--label", "ill", "--classes", "no", "yes", "--method", method)
@@ -348,6 +354,7 @@ def test_a_number_that_is_the_label_in_another_unit(csv, capsys):
     assert "predicts nearly all" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_warnings_read_released_values_alone(csv, capsys):
     """Two tables with other labels and one release give the same warnings."""
     from tf_labeldp.vault import PrivateLabels
@@ -386,6 +393,7 @@ def test_features_that_are_chosen(csv, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_columns_of_numbers_that_have_become_text(csv, capsys):
     """German hospitals write k.A. for an unknown number."""
     header, first, second, *rows = csv.read_text().splitlines()
@@ -456,6 +464,7 @@ def test_errors_name_options_and_no_arguments_of_python(csv, capsys):
         assert message in error and not re.search(r"\b(?!epsilon)[a-z_]+=|np\.clip|Private", error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["fit", "save", "report"])
 def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     """The same command again, without other options; the release is not drawn twice."""
@@ -488,6 +497,7 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     assert "exists and is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_training_leaves_no_statement_of_another_model(csv, monkeypatch):
     """Run 1 is killed at its page, and run 2, at another epsilon, after its model."""
 

@@ -46,6 +46,7 @@ def test_noisy_rows_follow_the_labels(source, labels):
     assert [int(np.argmax(found[i])) for i in range(N)] == labels.tolist()
 
 
+@pytest.mark.slow
 def test_clusters_go_with_their_examples(source, labels):
     mechanism = ClusterRandomizedResponse.for_epsilon(2.0, K)
     clusters = np.arange(N) % 3
@@ -76,6 +77,7 @@ def test_numbers_keep_their_bin_by_the_channel(id_fn, dtype):
     assert kept > 0.43  # e / (e + 2) = 0.576, five standard deviations less; by chance 1 / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_fn", [None, itself])
 def test_a_released_prior_is_counted(id_fn):
     numbers = np.round(np.random.default_rng(3).uniform(0.0, 10.0, N), 1)

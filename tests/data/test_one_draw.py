@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from slow_cases import with_slow
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.data import randomize_labels
@@ -22,9 +23,10 @@ def as_text(x):
     return tf.strings.as_string(x)
 
 
-@pytest.fixture(
-    scope="session", params=["by place", "by id", "by place, one by one", "by id, one by one"]
-)
+WAYS = ("by place", "by id", "by place, one by one", "by id, one by one")
+
+
+@pytest.fixture(scope="session", params=with_slow(WAYS, WAYS[2:]))
 def private(request, source, mechanism):
     """The four ways in which labels are replaced."""
     if "one by one" in request.param:  # elements of no static shape cannot go in blocks
@@ -85,6 +87,7 @@ def test_a_shuffled_source_with_ids_keeps_one_label_an_example(source, mechanism
     assert read(dataset.repeat(3)) == first
 
 
+@pytest.mark.slow
 def test_seed_repeats_the_draw_and_is_said_in_the_statement(source, mechanism, read):
     first, second = (randomize_labels(mechanism, insecure_seed=3) for _ in range(2))
     seeded = read(source.apply(first))
@@ -117,6 +120,7 @@ def test_the_budget_is_charged_once_and_held(source, mechanism):
     assert small.private_labels is None
 
 
+@pytest.mark.slow
 def test_a_store_returns_the_draw_without_new_randomness(tmp_path, source, mechanism, read):
     store = tmp_path / "store"
     first = read(source.apply(randomize_labels(mechanism, store=store)))
@@ -144,6 +148,7 @@ def test_a_store_knows_a_shuffled_source_again(tmp_path, source, mechanism, read
     assert len(list((tmp_path / "store" / "records").iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_fn", [None, itself])
 @pytest.mark.holds("data.randomize_labels")
 def test_the_draw_follows_the_channel_and_not_a_nearby_one(id_fn):

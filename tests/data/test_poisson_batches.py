@@ -151,6 +151,7 @@ def test_inclusion_through_the_whole_pipeline() -> None:
     assert stats.binomtest(total, steps * N, 1.25 * Q).pvalue < REJECT
 
 
+@pytest.mark.slow
 def test_the_second_batch_is_independent_of_the_first() -> None:
     steps, size = 600, 5
     shared = own = 0

@@ -54,11 +54,13 @@ def size_p_value(inside: np.ndarray, probability: float) -> float:
     return stats.chisquare(observed, wanted).pvalue
 
 
+@pytest.mark.slow
 def test_each_unit_is_in_with_probability_q(poisson: np.ndarray) -> None:
     assert smallest_p_value(poisson.sum(axis=0), Q) > REJECT
     assert smallest_p_value(poisson.sum(axis=0), 1.1 * Q) < REJECT
 
 
+@pytest.mark.slow
 def test_units_are_independent(poisson: np.ndarray, fixed_size: np.ndarray) -> None:
     pairs = list(combinations(range(N), 2))
 
@@ -76,6 +78,7 @@ def test_sizes_are_binomial(poisson: np.ndarray, fixed_size: np.ndarray) -> None
     assert size_p_value(fixed_size, Q) < REJECT
 
 
+@pytest.mark.slow
 def test_the_draw_without_a_seed_is_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", np.random.default_rng(3).bytes)
     sampler = PoissonSampler(N, Q)

@@ -156,6 +156,7 @@ def test_weights_of_classes_are_for_classes(labels: str) -> None:
         ldp.fit(model, X, noisy, class_weight={1: 2.0}, verbose=0)
 
 
+@pytest.mark.slow
 def test_the_expected_loss_of_a_posterior_is_that_of_weighted_true_labels() -> None:
     """A step on posterior targets is the mean step over all true labels, weighted by class."""
     weights = {"no": 1.0, "yes": 9.0, "maybe": 0.0}

@@ -67,6 +67,7 @@ def test_it_is_verified(saved):
     assert set(found.sha256) == {"model.keras", "privacy.json", "README.md"}
 
 
+@pytest.mark.slow
 def test_each_change_is_found(saved):
     folder = saved[0] / "model"
     card, page = folder / "privacy.json", folder / "README.md"
@@ -143,6 +144,7 @@ def test_the_score_of_the_front_door_is_on_its_card(tmp_path):
     assert "head" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_untouched_card_of_a_front_door_on_arrays_is_right(tmp_path):
     door = ldp.PrivateClassifier(1.0, 1e-5, num_classes=2, budget_for_evaluation=0.1)
     ldp.save(door.fit(X, LABELS), tmp_path)

@@ -111,6 +111,7 @@ class TestContent:
 
 
 class TestAudits:
+    @pytest.mark.slow
     def test_each_mechanism_is_audited_once(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5))
@@ -354,6 +355,7 @@ class TestPage:
 
         assert reported("a", 0) == reported("b", 2)
 
+    @pytest.mark.slow
     def test_its_parts_are_in_the_order_that_the_pages_state(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5), key="first").save(tmp_path / "noisy")
@@ -392,6 +394,7 @@ class TestPage:
 
 
 class TestWhoVouches:
+    @pytest.mark.slow
     def test_every_assumption_has_a_party(self, tmp_path):
         labels = vault(tmp_path / "s", epsilon=80.0, people="Oslo")
         x = np.random.default_rng(0).normal(size=(N, 4))
@@ -437,6 +440,7 @@ class TestWhoVouches:
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []
 
+    @pytest.mark.slow
     def test_every_assumption_of_the_library_names_a_party_and_a_check(self, tmp_path):
         known = {"authors", "holder", "library", "machines", "nobody", "trainer", "users"}
         root = pathlib.Path(inspect.getfile(ldp)).parent

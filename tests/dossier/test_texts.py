@@ -455,6 +455,7 @@ def hostile_report(
     return found, len(fields) + 3
 
 
+@pytest.mark.slow
 def test_every_text_of_a_report(hostile_report: Any) -> None:
     """One at a time, so that the next field of a report is tested, too."""
     found, _ = hostile_report

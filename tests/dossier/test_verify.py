@@ -353,6 +353,7 @@ class TestModels:
         (tmp_path / "m.keras").write_text("no model")
         assert "can't be read" in verify(tmp_path / "m.keras").problems[0]
 
+    @pytest.mark.slow
     def test_the_folder_of_train(self, tmp_path):
         rows = [f"{a:.3f},{b:.3f},{int(a + b > 0)}" for a, b in X[:, :2]]
         (tmp_path / "t.csv").write_text("a,b,ill\n" + "\n".join(rows))
@@ -477,6 +478,7 @@ class TestB8:
         for name in ("network.keras", "head.keras"):
             assert verify(tmp_path / name, store=tmp_path / "s").problems == ()
 
+    @pytest.mark.slow
     def test_an_exported_head_is_known_as_a_whole(self, tmp_path):
         """With its public layers; those of an encoder of other code are named."""
         labels = vault(tmp_path / "s")

@@ -98,6 +98,7 @@ def test_scales_and_categories_come_from_training_alone():
     np.testing.assert_allclose(x_test, [[98, 0, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "train", "test", "classes", "positive"),

@@ -66,6 +66,7 @@ def test_the_seed_decides():
     assert not same_partition(one.assignments, other.assignments)
 
 
+@pytest.mark.slow
 def test_many_examples_take_mini_batches():
     rows = POINTS[np.arange(120_000) % 4] + np.random.default_rng(3).normal(size=(120_000, 3))
     one, again = find_clusters(rows, 4), find_clusters(rows.astype(np.float32), 4)

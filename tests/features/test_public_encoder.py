@@ -14,6 +14,7 @@ from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import make_pipeline
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing, PublicEncoder, find_clusters
@@ -206,6 +207,7 @@ def test_the_exported_model_takes_raw_images(case, tmp_path):
     assert named(model) == named(fitted) != []
 
 
+@pytest.mark.slow
 def test_pixels_are_rescaled_to_the_range_that_the_model_expects():
     identity = keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten()])
     for images in (IMAGES, IMAGES.astype(np.float32), UNIT, 2.0 * UNIT - 1.0):
@@ -346,6 +348,7 @@ def test_statements_name_the_encoder_with_a_digest_of_its_weights():
     assert digest[:32] in str(fitted.guarantee())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "transformer"])
 def test_statements_name_a_function_with_a_digest_of_its_outputs(kind):
     rows = UNIT.reshape(N, -1)
@@ -388,7 +391,9 @@ def test_an_encoder_that_was_trained_on_these_labels_is_counted(wrap):
 
 
 @pytest.mark.parametrize(
-    "make", [list, tuple, np.array, pd.Series], ids=["list", "tuple", "array", "series"]
+    "make",
+    with_slow([list, tuple, np.array, pd.Series], [list, tuple, pd.Series]),
+    ids=["list", "tuple", "array", "series"],
 )
 def test_texts(make):
     texts = make(TEXTS)
@@ -453,6 +458,7 @@ def test_the_outputs_of_a_backbone_are_averaged():
     )
 
 
+@pytest.mark.slow
 def test_a_name_of_keras_applications():
     encoder = PublicEncoder("MobileNet", weights=None, size=32).fit(IMAGES[:8])
     assert encoder.n_features_out_ == 1024

@@ -250,6 +250,7 @@ def test_equal_column_names_are_refused_before_a_charge(method):
     assert not labels.history()
 
 
+@pytest.mark.slow
 def test_records_may_lack_keys_and_dates_are_counted_once():
     """A hundred thousand dates in records are read: objects without parts carry no receipts."""
     day = datetime.date(2024, 1, 1)

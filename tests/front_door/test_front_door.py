@@ -45,6 +45,7 @@ def classifier(epsilon=3.0, **arguments):
     return ldp.PrivateClassifier(epsilon, **{"num_classes": 3, "insecure_seed": 0, **arguments})
 
 
+@pytest.mark.slow
 def test_kinds_of_features():
     table, rows = TABLE[:60], ROWS[:60]
     for features, kind in (
@@ -60,6 +61,7 @@ def test_kinds_of_features():
         assert classifier().fit(features, CLASSES[:60]).choice_.kind == kind
 
 
+@pytest.mark.slow
 def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     model = classifier(num_classes=2).fit(TABLE, ILL)
     assert model.score(TABLE, ILL) > 0.85
@@ -142,6 +144,7 @@ def test_columns_whose_names_are_the_same_text_are_refused():
         RandomFourierFeatures(8).fit(pd.DataFrame({0: ROWS[:, 0], "0": ROWS[:, 1]}))
 
 
+@pytest.mark.slow
 def test_images_are_smoothed_patches():
     digits = load_digits()
     model = classifier(1.0, num_classes=10).fit(digits.images[:1400], digits.target[:1400])
@@ -151,6 +154,7 @@ def test_images_are_smoothed_patches():
     np.testing.assert_allclose(outputs, model.predict_proba(digits.images[1400:]), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_rows_of_numbers(scale):
     """A column in another unit changes the rows that are smoothed, and the score little."""
@@ -182,6 +186,7 @@ def test_sparse_rows_and_few_rows_are_taken_as_they_are():
     assert isinstance(few.head_.encoder, RandomFourierFeatures)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("front_door.PrivateClassifier")
 def test_no_choice_depends_on_labels():
     """Other labels, the same features: the same encoder, head, key and words."""
@@ -197,6 +202,7 @@ def test_no_choice_depends_on_labels():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.holds("front_door.PrivateClassifier")
 def test_guarantee_is_that_of_one_release_charged_to_the_vault():
     budget = ldp.PrivacyBudget(0.7, 1e-6)
@@ -212,6 +218,7 @@ def test_guarantee_is_that_of_one_release_charged_to_the_vault():
     assert alone.guarantee().delta == 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.holds("front_door.PrivateRegressor")
 def test_numbers_as_labels():
     labels = np.clip(20.0 + 8.0 * ROWS[:, 0], 10.0, 30.0)
@@ -229,6 +236,7 @@ def test_numbers_as_labels():
     assert not classes.history()
 
 
+@pytest.mark.slow
 def test_counts_by_the_poisson_loss():
     rates = np.exp(ROWS[:, 0] - 1.0)
     counts = np.random.default_rng(0).poisson(rates).clip(0, 8)
@@ -343,6 +351,7 @@ def test_a_model_of_ones_own_is_taught_by_the_head(tmp_path):
     np.testing.assert_allclose(loaded, model.predict_proba(ROWS[:5]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_teach_a_model_in_two_releases():
     digits = load_digits()
     x, y = digits.images[:600, ..., None] / 16.0, digits.target[:600]
@@ -416,6 +425,7 @@ def test_a_table_has_no_model_of_ones_own():
         classifier(num_classes=2, model=network((3,), 2)).fit(TABLE, ILL)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_of_examples_that_were_held_out():
     labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(3.0, 1e-5))
     model = ldp.PrivateClassifier(3.0, budget_for_evaluation=1.0).fit(ROWS, labels)
@@ -436,6 +446,7 @@ def test_an_evaluation_is_of_examples_that_were_held_out():
     assert regressor.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_fits_on_arrays_with_an_evaluation_are_stated_and_saved_together(tmp_path):
     """A receipt has one content, whichever object carries it."""
     models = [classifier(num_classes=2, budget_for_evaluation=0.1) for _ in range(2)]
@@ -450,6 +461,7 @@ def test_fits_on_arrays_with_an_evaluation_are_stated_and_saved_together(tmp_pat
     assert "An array of labels has no vault" in str(models[0].evaluation_.guarantee())
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_stored_is_read_again(tmp_path):
     found = []
     for _ in range(2):
@@ -468,6 +480,7 @@ def test_an_evaluation_that_does_not_fit_the_budget_is_refused_before_the_fit():
     assert not labels.history()
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_metric_that_was_asked_for():
     rare = (ROWS[:, 0] > 1.5).astype(int)
     for metric in ("auc", "average_precision", "f1"):
@@ -495,6 +508,7 @@ def test_a_metric_that_cannot_be_released_costs_nothing():
         assert not vault.history()
 
 
+@pytest.mark.slow
 def test_a_class_that_is_rare_by_the_release_is_named():
     labels = np.where(ROWS[:, 0] > 1.9, "yes", "no")
     door = {"num_classes": None, "classes": ["no", "yes"]}
@@ -507,6 +521,7 @@ def test_a_class_that_is_rare_by_the_release_is_named():
     assert not [text for text in common.choice_.remarks if "share" in text]
 
 
+@pytest.mark.slow
 def test_a_column_of_many_categories_is_hashed_and_named():
     rng = np.random.default_rng(3)
     city = rng.integers(0, 1100, N)
@@ -558,6 +573,7 @@ def test_tables_without_rows_have_no_labels():
             classifier().fit(features, [])
 
 
+@pytest.mark.slow
 def test_columns_of_odd_kinds():
     """Each beside a column that explains the labels; the exported model gives the same."""
     words = np.where(LABELS == 1, "high", "low")
@@ -639,6 +655,7 @@ def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path
         classifier(method="trees").fit(ROWS, CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("front_door.PrivateRegressor")
 @pytest.mark.parametrize(("epsilon", "releases"), [(0.2, 1), (2.0, 3), (8.0, 3)])
 def test_no_private_output_decides_on_the_method_for_numbers(epsilon, releases):
@@ -713,6 +730,7 @@ def test_trees_of_0_3_are_read_again_and_parts_have_draws_of_their_own(tmp_path)
     assert labels.guarantee().epsilon < spent + 0.6
 
 
+@pytest.mark.slow
 def test_one_row_of_outliers_does_not_end_a_head():
     """A report: one 1e8 in a column, and a head at AUC 0.504 was charged without a word."""
     rng = np.random.default_rng(2)
@@ -724,6 +742,7 @@ def test_one_row_of_outliers_does_not_end_a_head():
     assert "Column 'age' has outliers (1)" in str(model.choice_)
 
 
+@pytest.mark.slow
 def test_weights_and_an_evaluation_of_numbers():
     explained = np.where(np.arange(SIZE) % 2, 10.0 * INTERACTION, 5.0)
     labels = ldp.PrivateLabels(

@@ -83,6 +83,7 @@ def test_regressions_and_searches_compute_them_once():
     assert counted.rows == N and '"Counted"' in str(search.guarantee())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the images are 8 x 8")
 def test_a_model_of_raw_images_is_exported(tmp_path):
     model = classifier(network()).fit(IMAGES, vault())
@@ -96,6 +97,7 @@ def test_a_model_of_raw_images_is_exported(tmp_path):
     assert "weights sha256" in note
 
 
+@pytest.mark.slow
 def test_images_have_smoothed_features_too_by_public_facts(tmp_path):
     encoder = PublicEncoder(network(), size=16).fit(IMAGES)
     model = ldp.PrivateClassifier(1.0, 1e-4, encoder=encoder).fit(IMAGES, vault())
@@ -107,6 +109,7 @@ def test_images_have_smoothed_features_too_by_public_facts(tmp_path):
     np.testing.assert_allclose(found, model.predict_proba(IMAGES), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_features_of_texts_are_not_smoothed():
     texts = classifier(TfidfVectorizer().fit(TEXTS)).fit(TEXTS, vault())
     assert "not smoothed" in texts.choice_.reason

@@ -117,6 +117,7 @@ def test_numbers_and_pure_budgets():
     assert found.score(ROWS, NUMBERS) > 0.5
 
 
+@pytest.mark.slow
 def test_front_doors_and_tables_can_be_searched():
     table = pd.DataFrame(ROWS).add_prefix("c")
     grid = {"encoder": [RandomFourierFeatures().fit(table)]}
@@ -128,6 +129,7 @@ def test_front_doors_and_tables_can_be_searched():
     assert clone(found).get_params()["epsilon"] == 1.0 and not hasattr(clone(found), "receipts_")
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_with_its_stored_fits(tmp_path, monkeypatch):
     grid = {"encoder": maps()}
 

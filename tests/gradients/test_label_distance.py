@@ -145,6 +145,7 @@ def test_sums_are_those_of_a_loop_over_examples_and_labels(outputs, clip, method
     assert max(distances) == pytest.approx(2 * clip) or clip > 1
 
 
+@pytest.mark.slow
 def test_memory_changes_no_result():
     network, (x, y) = model(2), batch(2)
     expected = flat(clipped(network, x, y, 1.0).gradients)

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import pytest
+from slow_cases import with_slow
 
 from tf_labeldp.plugins import PerExampleClipping
 
@@ -98,12 +99,13 @@ def _trainable() -> set[str]:
     return found - _UNTRAINED - _ABSTRACT
 
 
+@pytest.mark.slow
 def test_the_table_lists_all_trainable_layers():
     assert _trainable() - _table().keys() == set()
     assert _table().keys() - _NOT_BUILT == set(_CALLS)
 
 
-@pytest.mark.parametrize("name", _CALLS)
+@pytest.mark.parametrize("name", with_slow(_CALLS, {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"}))
 def test_the_table_is_true(name: str):
     call, shape = _CALLS[name]
     dtype = "int32" if "Embedding" in name else "float32"

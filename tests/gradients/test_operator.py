@@ -30,6 +30,7 @@ def test_products_are_those_of_the_matrix(kind, case_of, flat, like_variables):
         np.testing.assert_allclose(np.ravel(product), v @ matrix, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "jit_compile"), [("conv", True), ("unrolled", False)])
 def test_all_kinds_of_products_are_equal_in_a_program(
     kind, jit_compile, case_of, flat, like_variables
@@ -54,6 +55,7 @@ def test_all_kinds_of_products_are_equal_in_a_program(
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-4 * np.abs(first).max())
 
 
+@pytest.mark.slow
 def test_loops_in_a_model_need_double_backward(case_of, like_variables, flat):
     case = case_of("recurrent", dtype="float32")
     matrix = case.matrix()

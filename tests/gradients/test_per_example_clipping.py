@@ -419,6 +419,22 @@ FEW = ("Conv2D", "Embedding", "residual")
 VECTORIZED = ("Conv2D", "residual", "shared layer", "subclass")
 # Models of many operators, whose rules smaller models have too.
 LARGE = {
+    "attention",
+    "groups",
+    "GRU",
+    "tied",
+    "RMSNormalization",
+    "two lookups",
+    "GroupNormalization",
+    "GroupNormalization of other axes",
+    "EinsumDense",
+    "frozen",
+    "frozen encoder",
+    "frozen GroupNormalization",
+    "other activations",
+    "a gradient of its own",
+    "Conv2D with dilations",
+    "LayerNormalization of two axes",
     "nested",
     "large Conv2D",
     "Conv3D with groups",
@@ -684,6 +700,7 @@ def test_ghost_clipping_refuses_other_layers():
         clipper.clipped_sum(Batch(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS), Clip(1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [
@@ -697,6 +714,7 @@ def test_privacy_a_cell_whose_activation_may_mix_examples_has_no_rule(layer):
         assert PerExampleClipping(model).method == "ghost"
 
 
+@pytest.mark.slow
 def test_a_loop_that_cannot_be_vectorized_runs_one_by_one():
     with pytest.warns(UserWarning, match="one by one.*set unroll=True"):
         check_against_loop("own cell", lambda model: PerExampleClipping(model, Speed("vectorized")))
@@ -775,6 +793,7 @@ def test_attention_is_clipped_with_the_dropout_of_the_layer(layer):
         )
 
 
+@pytest.mark.slow
 def test_attention_is_clipped_by_the_distance_of_labels():
     model, x, y = problem("attention with masks")
     model = keras.Model(model.input, layers.Dense(2)(model.output))
@@ -842,6 +861,7 @@ def test_layers_are_compiled_by_xla(name: str):
         np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_recurrent_step_has_one_loop_forward_and_one_backward():
     _, x, y = problem("GRU")
     model = recurrent(layers.GRU(3), layers.Reshape((1, 3)))
@@ -949,6 +969,7 @@ def test_groups_in_coordinates(name: str):
     check_coordinates(name, "ghost", 2**30, group_size=2, tables=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "max_bytes"),
     [

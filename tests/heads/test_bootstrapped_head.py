@@ -41,6 +41,7 @@ def fitted():
     return labels, head(2.0).fit(X, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [6.0, 3.0])
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_epsilon_is_the_cost_for_a_user(epsilon):
@@ -63,6 +64,7 @@ def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
     assert 1.0 - 1e-4 < precision / whole < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_the_whole_budget_is_spent_and_not_passed(fitted):
     labels, one = fitted
@@ -72,6 +74,7 @@ def test_the_whole_budget_is_spent_and_not_passed(fitted):
         PrivateLogisticRegression(0.1, DELTA).fit(X, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_a_head_states_the_heads_that_its_features_learnt_from():
     labels = vault(1.0)
@@ -119,6 +122,7 @@ def test_views_teach_the_network_more_than_one_release_tells():
     assert won - lost > 5.0 * math.sqrt(won + lost)  # McNemar
 
 
+@pytest.mark.slow
 def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path):
     import keras
 
@@ -131,6 +135,7 @@ def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path
     np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path, monkeypatch):
     import keras
 
@@ -176,6 +181,7 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path, monkeyp
     assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(spent)
 
 
+@pytest.mark.slow
 def test_noisy_labels_come_last_where_they_pay():
     """By default from epsilon 2 on; their price is added to that of the heads."""
     labels = vault(insecure_seed=0)
@@ -194,6 +200,7 @@ def test_noisy_labels_come_last_where_they_pay():
     assert sum(head(1.9).epsilons()) > 1.9  # all of a smaller epsilon is the heads'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "draw_share"), [(0.5, 0.4), (4.0, None)])
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_head_and_draw_together_cost_epsilon(epsilon, draw_share):
@@ -237,6 +244,7 @@ def test_noisy_labels_correct_a_prior_that_was_sure_and_wrong():
     assert np.mean(one.predict(x)[moved] == truth[moved]) > 0.5 + error
 
 
+@pytest.mark.slow
 def test_mirrored_images_share_their_prediction(tmp_path):
     import keras
 

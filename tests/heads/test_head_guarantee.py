@@ -157,6 +157,7 @@ def test_the_release_has_noise_of_the_stated_law(kind, noise, seed):
         assert abs((sizes / factor**power).mean() - 1.0) > limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "head"), [("gaussian", PrivateRidge), ("laplace", PrivateLogisticRegression)]
 )

@@ -97,6 +97,7 @@ def test_labels_are_drawn_by_rr_with_prior_under_these_priors(made):
     assert hits - N * plain > 5 * math.sqrt(N * plain * (1 - plain))
 
 
+@pytest.mark.slow
 @pytest.mark.holds("heads.HeadPriorRandomizer")
 def test_the_informative_draw_costs_the_same_and_has_better_posteriors(tmp_path):
     drawn = {}
@@ -225,6 +226,7 @@ def test_a_draw_of_this_name_without_a_head_is_refused_before_the_release():
     assert not labels.has_draw("head-prior/head")
 
 
+@pytest.mark.slow
 def test_priors_serve_the_first_stage_of_multi_stage_training():
     keras = pytest.importorskip("keras")
     from tf_labeldp import MultiStageTraining

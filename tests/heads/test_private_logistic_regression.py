@@ -223,6 +223,7 @@ def test_losses_of_many_scores_are_estimated_from_rows_that_the_fits_do_not_know
     assert part.risk_ == pytest.approx(every.risk_, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_all_cores_give_the_numbers_of_one(monkeypatch):
     rng = np.random.default_rng(0)

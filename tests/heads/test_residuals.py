@@ -114,6 +114,7 @@ def test_trees_start_from_the_head_and_a_network_learns_the_draw(drawn, tmp_path
     assert 1.0 - np.mean((found - Y) ** 2) / Y.var() > 0.9
 
 
+@pytest.mark.slow
 def test_counts_start_from_a_poisson_head(tmp_path):
     counts = RNG.poisson(np.exp(X[:, 0] + 2.0 * (X[:, 1] > 0.0) - 1.0)).clip(0, 12).astype(float)
     labels = vault(kind=Numbers(0.0, 12.0), labels=counts)
@@ -203,6 +204,7 @@ def test_any_labels_of_a_range_give_finite_predictions_within_it(case):
     assert np.mean(np.abs(found - labels)) < 0.1 * (high - low)
 
 
+@pytest.mark.slow
 def test_an_unseen_category_and_a_category_per_row_are_predicted():
     table = {"a": X[:, 0], "town": RNG.choice(["u", "v"], N), "id": np.arange(N).astype(str)}
     encoder = RandomFourierFeatures(sparse=True).fit(table)
@@ -256,6 +258,7 @@ def test_another_start_than_the_head_of_the_draw_is_refused(drawn):
     assert PrivateBoosting(start=head, max_trees=2).fit(X, noisy).num_trees_ > 0
 
 
+@pytest.mark.slow
 def test_classes_start_from_the_log_odds_of_a_head(tmp_path):
     ill = (X[:, 0] + 1.5 * np.abs(X[:, 1]) > 0.75).astype(int)
     labels = PrivateLabels(
@@ -305,6 +308,7 @@ def test_what_fails_fails_before_the_release(tmp_path):
     np.testing.assert_array_equal(again.values, noisy.values)
 
 
+@pytest.mark.slow
 def test_features_and_encoders_with_receipts_on_an_array_of_labels(fits_of_this_test_alone):
     others = PrivateLabels(Y > 1.0, 2, budget=PrivacyBudget(1.0))
     drawn = public_input(others.randomize(ldp.RandomizedResponse(1.0, 2)))

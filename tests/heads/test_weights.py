@@ -138,7 +138,7 @@ def test_class_weights_multiply_the_probabilities(kind, labels):
         PrivateLogisticRegression(5.0, 1e-5),
         NoiseCluster(9, 5.0),
         PrivateBoosting(5.0),
-        ldp.PrivateClassifier(5.0, 1e-5),
+        pytest.param(ldp.PrivateClassifier(5.0, 1e-5), marks=pytest.mark.slow),
     ],
     ids=lambda head: type(head).__name__,
 )
@@ -157,6 +157,7 @@ def test_balanced_weights_come_from_the_release(head):
     assert found[1] > 0.75 and found[1] > found[0] + 0.1
 
 
+@pytest.mark.slow
 def test_the_front_door_passes_weights_on():
     arguments, y = KINDS["classes"]
     weights = np.where(y == 2, 3.0, 1.0)  # as if the labels were public

@@ -125,6 +125,7 @@ def model_for(loss, **options):
 JIT, GRAPH = {"jit_compile": True}, {"jit_compile": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "options"), [("laplace", JIT), ("gaussian", GRAPH)])
 def test_a_step_of_training_is_the_gradient(noise, options):
     """In every mode, with a last batch of one, and `evaluate` afterwards."""

@@ -57,6 +57,7 @@ def test_equal_answers_have_even_odds_and_no_gradient():
     assert all(np.all(np.asarray(part) == 0.0) for part in tape.gradient(loss, model.weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["debiased", "values"])
 def test_noisy_preferences_train_the_scorer_which_carries_the_receipts(loss, tmp_path):
     rng, law = np.random.default_rng(1), np.array([2.0, -1.0, 0.0, 0.5])

@@ -44,6 +44,7 @@ def test_printed_tables_are_recorded_with_the_command(benchmarks, monkeypatch, t
         print("no table")
 
 
+@pytest.mark.slow
 def test_scripts_find_the_loaders_of_the_examples():
     """In a new process, which has only the folder of the script on its path."""
     command = [sys.executable, "-c", "import _datasets; print(_datasets.load('digits').name)"]

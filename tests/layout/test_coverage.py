@@ -6,6 +6,7 @@ import guarantees
 import pytest
 
 
+@pytest.mark.slow
 def test_every_guarantee_has_a_test():
     promised, tested = guarantees.promises(), guarantees.tests()
     assert len(promised) > 100

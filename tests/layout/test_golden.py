@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from _builders import BUDGET, BUILDERS, GROUPS, HALF, RR, Put, X, Y, labels_of, numbers_of
 from sklearn.base import BaseEstimator
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
@@ -183,7 +184,10 @@ def check(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-@pytest.mark.parametrize("place", recorded()["calls"] if GOLDEN.exists() else [])
+SLOW = {"front_door.PrivateClassifier", "front_door.PrivateRegressor", "heads.BootstrappedHead"}
+
+
+@pytest.mark.parametrize("place", with_slow(recorded()["calls"] if GOLDEN.exists() else [], SLOW))
 def test_a_call_gives_what_it_gave(place, forget):
     forget()
     golden, found = recorded(), facts_of(place)

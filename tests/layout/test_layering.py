@@ -98,6 +98,7 @@ def source_texts():
 SOURCES = source_texts()
 
 
+@pytest.mark.slow
 def test_imports_keep_to_the_table():
     assert {"tf_labeldp.__init__", "tf_labeldp.keras_layers.__init__"} <= set(SOURCES)
     found = []
@@ -204,6 +205,7 @@ def sources_of(part):
     return {name: source for name, source in SOURCES.items() if part_of(name) == part}
 
 
+@pytest.mark.slow
 def test_the_files_of_a_part_import_each_other_without_a_cycle():
     assert {part: found for part in ORDER if (found := cycle(sources_of(part)))} == {}
 
@@ -310,6 +312,7 @@ def test_a_reader_that_runs_code_is_caught(text):
     assert readers_that_run_code(text)
 
 
+@pytest.mark.slow
 def test_no_file_runs_code_when_it_is_read():
     """Of noisy labels, stores, reports and cards; Keras reads `.keras` files."""
     found = {

@@ -440,6 +440,7 @@ def states_of(step: Any, y: np.ndarray) -> bytes:
     return pickle.dumps(step.fit(np.abs(X[:12]), y[:12]))
 
 
+@pytest.mark.slow
 def test_steps_of_scikit_learn_that_are_taken_to_read_no_labels_read_none() -> None:
     """By fits on two sets of labels. Each transformer of scikit-learn with plain arguments."""
     blind, reading = set(), set()

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from _shapes import NUM_CLASSES, network, shapes
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PublicInput
@@ -64,7 +65,7 @@ def compiled(model):
     return model
 
 
-@pytest.mark.parametrize("learner", MEMBERS)
+@pytest.mark.parametrize("learner", with_slow(MEMBERS, {DivideMix, SCAN}))
 @pytest.mark.holds(
     "self_supervised.SCAN",
     "self_supervised.SimCLR",

@@ -37,6 +37,7 @@ def test_it_learns_the_true_classes_from_noisy_ones(trained):
     np.testing.assert_allclose(model.predict(test, verbose=0).sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_true_labels_are_clean(trained, images, noisy):
     model, history = trained
     labelled = read_targets(

@@ -42,6 +42,7 @@ def test_the_loss_of_contrast_is_that_of_a_loop():
     assert float(model.compute_loss(y_pred=rows)) == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("self_supervised.SCAN", "self_supervised.SimCLR")
 def test_it_learns_without_labels(simclr):
     assert simclr.losses_by_epoch[-1] < simclr.losses_by_epoch[0]
@@ -49,6 +50,7 @@ def test_it_learns_without_labels(simclr):
     assert ldp.guarantee(simclr.encoder()).headline == "no record of any label"
 
 
+@pytest.mark.slow
 def test_its_features_serve_clusters_and_heads(simclr, images):
     clusters = find_clusters(images[0], 20, encoder=simclr.encoder())
     purity = sum(np.bincount(images[1][clusters.assignments == c]).max() for c in range(20)) / 300
@@ -69,6 +71,7 @@ def test_clusters_follow_the_classes(scan, images):
     assert head.score(test, truth) > 0.9 and head.guarantee().epsilon == 1.0
 
 
+@pytest.mark.slow
 def test_new_images_get_the_likeliest_cluster(scan, images, tmp_path):
     clusters = scan.clusters(images[0])
     assert np.array_equal(clusters.assign(images[0]), clusters.assignments)

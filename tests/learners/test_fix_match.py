@@ -29,6 +29,7 @@ def trained(images, noisy):
     return fitted(images[0], noisy)
 
 
+@pytest.mark.slow
 def test_it_learns_the_true_classes_from_noisy_ones(trained, images, noisy):
     test, truth = shapes(150, seed=1)
     assert (np.asarray(noisy) == images[1]).mean() < 0.8
@@ -114,6 +115,7 @@ def test_the_settings_of_the_paper():
     assert last == pytest.approx(rate * np.cos(7 * np.pi / 16), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_xla_compiles_its_step_once(images, noisy):
     traces = []
 
@@ -130,6 +132,7 @@ def test_xla_compiles_its_step_once(images, noisy):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_two_models_on_one_draw_share_no_history(images, noisy):
     """Weights that are the same for every model on a draw would pass receipts between them."""
     same = [keras.layers.Identity()] * 2
@@ -141,6 +144,7 @@ def test_two_models_on_one_draw_share_no_history(images, noisy):
     assert not any(np.frombuffer(a, np.float32).any() for a in set.intersection(*arrays))
 
 
+@pytest.mark.slow
 def test_what_was_trained_in_the_clear_before_is_not_covered(images, noisy):
     # No other test has trained weights of this seed.
     net = network(seed=100)
@@ -149,6 +153,7 @@ def test_what_was_trained_in_the_clear_before_is_not_covered(images, noisy):
     assert ldp.guarantee(fitted(images[0], noisy, epochs=1, net=net)).epsilon == np.inf
 
 
+@pytest.mark.slow
 def test_a_training_that_is_stopped_keeps_its_receipts(images, noisy):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -234,6 +239,7 @@ def test_alignment_moves_pseudo_labels_to_the_priors():
     np.testing.assert_allclose(targets[0], [0.2, 0.4, 0.4], atol=0.01)
 
 
+@pytest.mark.slow
 def test_clusters_keep_the_labels_that_agree(images, noisy):
     """DenoiseSSL: with perfect clusters, training uses true labels only."""
     public = public_input(None, images[1], None)
@@ -244,6 +250,7 @@ def test_clusters_keep_the_labels_that_agree(images, noisy):
     assert ldp.guarantee(fitted(images[0], noisy, 1, clusters=images[1])).epsilon == 1.5
 
 
+@pytest.mark.slow
 def test_a_class_without_a_cluster_is_named_and_the_others_are_learnt(images, noisy):
     """Two clusters of three share a class, as k-means often finds them."""
     two = np.where(images[1] == 2, 1, images[1])

@@ -86,6 +86,7 @@ def test_the_noise_of_answers_has_the_stated_scale(mechanism):
     assert abs((answers == 0).mean() - expected) < error
 
 
+@pytest.mark.slow
 def test_the_noise_of_checks_has_the_stated_scale():
     """P[passes] = Phi((max - T) / sigma) for the first query, before ``max_answers`` matters."""
     votes = [[0] * 40] * 60 + [[1] * 40] * 20
@@ -128,6 +129,7 @@ def test_a_teacher_has_one_vote_for_each_query(votes):
         CHECKED.release(None, Votes(votes))
 
 
+@pytest.mark.slow
 @pytest.mark.holds("pate.PATE")
 def test_answers_are_right_and_charged_once(tmp_path, monkeypatch):
     labels = vault(store=tmp_path / "labels")
@@ -147,6 +149,7 @@ def test_answers_are_right_and_charged_once(tmp_path, monkeypatch):
     assert labels.guarantee().epsilon == 2.0
 
 
+@pytest.mark.slow
 def test_students_learn_from_answers_on_all_features():
     """A release has no draw, and its answers count the examples of the vault."""
     settings = {"num_teachers": 200, "num_queries": 60, "max_answers": 30, "threshold": 0.6}
@@ -162,6 +165,7 @@ def test_students_learn_from_answers_on_all_features():
     assert ldp.guarantee(plain).epsilon == ldp.guarantee(model).epsilon == 2.0
 
 
+@pytest.mark.slow
 def test_answers_of_a_part_refuse_the_features_of_the_vault():
     """The numbers of the queries may all be charged rows, so receipts do not show the part."""
     _, part = vault().split(np.arange(1200) != 5)
@@ -269,6 +273,7 @@ def test_outputs_of_a_network_are_compared_with_the_classes_before_a_label_is_re
         assert labels.receipts == ()
 
 
+@pytest.mark.slow
 def test_teachers_by_fix_match():
     """Shards lack a class or two, and no error may reveal it."""
     keras = pytest.importorskip("keras")

@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
@@ -154,7 +155,7 @@ class Walk:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", with_slow(range(40), range(12, 40)))
 def test_the_filter_of_every_example_keeps_the_budget(seed, tmp_path):
     walk = Walk(seed, tmp_path / "store" if seed % 4 == 0 else None)
     for _ in range(8):

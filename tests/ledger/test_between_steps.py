@@ -189,6 +189,8 @@ def is_fast(door: str, place: str, what: str) -> bool:
     """Whether a cell is one of the fast tests."""
     if door == "RecordReceipts first":
         return (place, what) == ("on_train_batch_begin", "set, clear")
+    if door == "MultiStageTraining":
+        return (place, what) == ("on_epoch_begin", "set")
     if what in ("fit", "shared layers"):
         return place == "on_epoch_end"
     if what in ("restore", "restore, clear"):

@@ -160,6 +160,7 @@ ABOUT_SETS = ("public-features", "one-example-per-set", "disjoint-people", "stat
 """Codes of the assumptions that more label sets and other units replace by others."""
 
 
+@pytest.mark.slow
 @BOUNDED
 @given(
     st.lists(st.sampled_from([*PUBLISHED, UNKNOWN]), min_size=1, unique_by=id), foreign(), st.data()
@@ -184,6 +185,7 @@ def test_no_statement_falls(own: list[Receipt], others: list[Receipt], data: Any
             assert again.epsilon == stated.epsilon
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_no_budget_is_given_back(tmp_path_factory: Any, data: Any) -> None:
@@ -260,6 +262,7 @@ def test_a_receipt_erases_no_cost(field: str, first: bool, tmp_path: Path) -> No
 RR_TINY = Receipt(LabelSet("e" * 32, N), Charge.of(ldp.RandomizedResponse(1e-6, 2)), "priors")
 
 
+@pytest.mark.slow
 def test_a_model_on_an_encoder_of_someone_else(tmp_path: Path) -> None:
     """The encoder's file has the id of the draw; so has the model's file, for ``verify``."""
     labels = vault(tmp_path / "store")

@@ -54,6 +54,7 @@ def test_a_model_whose_optimizer_took_uncovered_steps_promises_nothing():
         assert mend in text
 
 
+@pytest.mark.slow
 def test_weights_that_changed_since_the_last_counted_training_promise_nothing():
     for change in ("fit", "compile", "by hand"):
         model, _ = multi_stage(vault())

@@ -53,6 +53,7 @@ def fit_learner(model, noisy, **arguments):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FixMatch, DivideMix])
 def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind, tmp_path):
     priors = vault().release(HistogramMechanism(5.0, K)).priors()
@@ -64,6 +65,7 @@ def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind, tmp_path):
     assert stated(ldp.load_model(tmp_path / "learner.keras")) == 6.0
 
 
+@pytest.mark.slow
 def test_b1_clusters_of_a_private_encoder_are_counted():
     encoder, _ = multi_stage(vault(), epsilon=8.0)
     clusters = Clusters(Y, K, encoder=encoder)  # Each class keeps most of its noisy labels.
@@ -152,6 +154,7 @@ def test_b3_a_stored_answer_needs_its_teacher(tmp_path):
         answered(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["evaluation", "model"])
 def test_b4_fits_on_arrays_add_up(option):
     def fitted():
@@ -168,6 +171,7 @@ def test_b4_fits_on_arrays_add_up(option):
     assert all(b > a * 1.1 for a, b in zip([first, *several], several, strict=False))
 
 
+@pytest.mark.slow
 def test_b4_a_grid_search_over_the_front_door_states_the_sum():
     from sklearn.model_selection import GridSearchCV
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numeric_cases import MECHANISMS
+from slow_cases import with_slow
 
 from tf_labeldp import ClusterRandomizedResponse, PrivacyBudget, PrivateLabels, mechanisms
 from tf_labeldp.accounting import BudgetExceededError
@@ -317,10 +318,19 @@ def kinds_of_ranges():
 
 
 KINDS_OF_RANGES = list(kinds_of_ranges())
+SLOW_RANGES = {
+    mechanisms.LabelMomentMechanism,
+    mechanisms.MetricMechanism,
+    mechanisms.QuantileMechanism,
+    mechanisms.SelectionMechanism,
+    mechanisms.StaircaseMechanism,
+}
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), KINDS_OF_RANGES, ids=lambda each: getattr(each, "__name__", str(each))
+    ("kind", "options"),
+    with_slow(KINDS_OF_RANGES, [case for case in KINDS_OF_RANGES if case[0] in SLOW_RANGES]),
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_a_range_is_refused_or_has_its_noise(kind, options):
     """In a range that doubles can't divide, noise would round to nothing."""

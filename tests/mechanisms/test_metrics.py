@@ -112,6 +112,7 @@ def chances(mechanism, scores):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.3, 2.5])
 @pytest.mark.holds("mechanisms.SelectionMechanism")
 def test_no_label_makes_a_choice_more_than_e_to_the_epsilon_likelier_and_some_nearly(epsilon):
@@ -180,6 +181,7 @@ def test_rounding_of_models_that_are_nearly_the_same_is_counted(metric, apart):
     assert np.ptp(changes[:, 0] - changes[:, 2]) <= moved
 
 
+@pytest.mark.slow
 def test_the_drawn_choice_has_this_law():
     mechanism = SelectionMechanism(0.9, "accuracy", 2)
     labels, rng, n = np.zeros(12, int), np.random.default_rng(0), 2000

@@ -131,6 +131,7 @@ def test_clipping_moves_the_tails_to_the_ends(name, clip):
         assert np.all(outside[:2] > 0.0) and np.all(outside[2:] == 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_densities_and_ends_sum_to_one(name):
     labels = [-2.0, 0.7, 3.0]

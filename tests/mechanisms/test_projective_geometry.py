@@ -188,6 +188,7 @@ def test_noisy_labels_are_sets_and_no_classes():
     assert found.standard_error > 0.0
 
 
+@pytest.mark.slow
 def test_a_network_trains_on_posteriors_and_debiased_rows():
     import keras
 

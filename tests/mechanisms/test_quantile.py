@@ -84,6 +84,7 @@ def test_scores_in_any_cells_are_missed_by_at_most_alpha_and_a_correction_is_nee
     assert worst - exact >= 0.4 * (0.12 - exact)
 
 
+@pytest.mark.slow
 def test_the_drawn_threshold_has_this_law():
     mechanism = QuantileMechanism(0.9, 0.5, num_classes=2)
     labels, rows, rng, n = np.arange(60) % 2, np.tile(TWO, (60, 1)), np.random.default_rng(0), 1500
@@ -94,6 +95,7 @@ def test_the_drawn_threshold_has_this_law():
     assert float(mechanism.release(labels, rows)) in thresholds  # by secure bits
 
 
+@pytest.mark.slow
 def test_an_audit_from_below_finds_most_of_epsilon():
     mechanism, rows = QuantileMechanism(2.0, 0.3, num_classes=2), np.tile(TWO, (30, 1))
     rank = mechanism.rank(30)

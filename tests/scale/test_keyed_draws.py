@@ -102,6 +102,7 @@ def test_order_batches_and_types_change_nothing(texts):
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=24), max_size=9), st.integers(0, 3))
 def test_each_text_has_its_own_block(texts, skipped):

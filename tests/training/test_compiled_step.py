@@ -172,6 +172,7 @@ def drawn_keys(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return keys
 
 
+@pytest.mark.slow
 def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,6 +228,7 @@ def test_extra_steps_of_a_callback_change_nothing_and_raise() -> None:
     assert not same(model, before)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.StepGuard")
 def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps in two executions, of which four are charged."""
@@ -340,6 +342,7 @@ class Changing(GaussianNoise):
         return self.multiplier
 
 
+@pytest.mark.slow
 def test_noise_that_changes_under_way_stops_training() -> None:
     noise = Changing(SIGMA, source="device")
     model, kept = private_model(noise=noise), []
@@ -367,6 +370,7 @@ def test_a_program_that_can_not_be_compiled_reveals_no_label() -> None:
     assert unchanged(model, before[: len(model.get_weights())])
 
 
+@pytest.mark.slow
 def test_noise_of_python_is_exchanged_for_that_of_the_program_and_the_statement_says_so() -> None:
     labels, model, private = vault(), network(), optimizer()
     model.compile(private, loss=LOSS, jit_compile="auto")

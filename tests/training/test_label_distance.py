@@ -52,6 +52,7 @@ def test_the_statement_is_that_of_this_clipping() -> None:
     assert any("for any two labels are at most twice" in text for text in found.assumptions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_replaced_label_moves_a_step_by_the_distance_at_most(jit: bool) -> None:
     """The noise of a seed is the same, so what is left between two fits is the label."""
@@ -118,6 +119,7 @@ def test_users_and_soft_labels_are_refused() -> None:
             model.fit(*data, verbose=0)
 
 
+@pytest.mark.slow
 def test_it_trains_with_a_denoiser_and_with_a_preconditioner() -> None:
     for settings in ({"denoiser": ldp.AltConv(8)}, {"preconditioner": GaussNewton(8)}):
         model = private_model(**settings)

@@ -93,6 +93,7 @@ def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
     assert same_weights(model.get_weights(), expected)
 
 
+@pytest.mark.slow
 def test_steps_on_poisson_batches_divide_by_the_expected_size() -> None:
     settings = {"sampling_probability": 0.3, "steps": 4, "insecure_seed": 9}
     batches = recorded(private_model(), poisson_batches(X, Y, **settings))
@@ -112,6 +113,7 @@ def test_sample_weights_scale_gradients_before_they_are_clipped() -> None:
     assert same_weights(model.get_weights(), expected)
 
 
+@pytest.mark.slow
 def test_regularizers_are_added_and_not_clipped() -> None:
     strength = 30.0  # its gradient is far longer than the clip
     with_penalty = private_model(regularizer=keras.regularizers.L2(strength))
@@ -153,6 +155,7 @@ def test_inner_optimizers_get_the_private_gradient(make: Callable[[], Any]) -> N
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_noise_of_a_step_is_rate_sigma_clip_over_the_batch() -> None:
     """From both sides: weights that no gradient reaches move by noise alone."""
     sigma, steps, size = 1.5, 80, 11

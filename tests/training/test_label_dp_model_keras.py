@@ -42,6 +42,7 @@ def accuracy(model: keras.Model) -> float:
     return float(np.mean(model.predict(x, verbose=0).argmax(axis=1) == y))
 
 
+@pytest.mark.slow
 def test_fit_evaluate_and_predict() -> None:
     x, y = data()
     model = private_model(metrics=["accuracy"])
@@ -53,6 +54,7 @@ def test_fit_evaluate_and_predict() -> None:
     assert loss == pytest.approx(float(LOSS(y, model.predict(x, verbose=0))), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
 def test_precision_policies(policy: str) -> None:
     before = keras.config.dtype_policy()
@@ -126,6 +128,7 @@ def test_losses_by_name_of_probabilities(loss: str, jit_compile: bool) -> None:
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["functional", "subclassed"])
 def test_a_model_that_exists_is_made_private_and_shares_its_weights(kind: str) -> None:
     x, y = data()

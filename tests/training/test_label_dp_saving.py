@@ -140,6 +140,7 @@ def same_state(first: LabelDPModel, second: LabelDPModel) -> bool:
     return all(np.array_equal(np.array(a), np.array(b)) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("denoiser", [None, AltConv(8, smoothing=0.5, max_products=6)])
 def test_keras_files_bring_back_weights_optimizer_and_history(
     tmp_path: Path, denoiser: Any

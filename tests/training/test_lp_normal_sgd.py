@@ -84,6 +84,7 @@ def single_examples(labels: ldp.PrivateLabels) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.holds("data.poisson_batches")
 def test_lp_normal_sgd_on_a_vault_uses_each_label_once_per_epoch() -> None:
     model, labels = private_model(), vault()

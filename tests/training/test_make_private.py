@@ -44,6 +44,7 @@ def fitted(model, epochs=4, **arguments):
     return private
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.make_private")
 def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():
     labels, plain = vault(), perceptron()
@@ -57,6 +58,7 @@ def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():
     assert float(optimizer.inner_optimizer.learning_rate) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.make_private")
 @pytest.mark.parametrize("machine", ["same", "other"])
 def test_a_training_that_goes_on_after_a_kill_has_the_rest_of_its_plan(
@@ -79,6 +81,7 @@ def test_a_training_that_goes_on_after_a_kill_has_the_rest_of_its_plan(
     assert 1.9 < labels.guarantee().epsilon <= 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.make_private")
 def test_a_training_may_be_reserved():
     labels, share = vault(), 400 / N
@@ -96,6 +99,7 @@ def test_the_loss_of_classes_suits_the_outputs():
         assert loss.get_config()["from_logits"] is from_logits
 
 
+@pytest.mark.slow
 def test_one_output_for_two_classes_and_for_numbers():
     two = (CLASSES == 0).astype(int)
     private = fitted(perceptron(1), labels=vault(two, num_classes=2), epochs=50)
@@ -109,6 +113,7 @@ def test_one_output_for_two_classes_and_for_numbers():
     assert private.optimizer.preconditioner is None and private.guarantee().epsilon <= 2.0
 
 
+@pytest.mark.slow
 def test_rows_of_labels_are_trained_with_one_output_for_each():
     rows = X[:, :2] > 0.0
     labels = vault(rows, num_labels=2)
@@ -154,6 +159,7 @@ def pretrained(norm):
     return keras.Sequential([keras.Input((6,)), encoder, layers.Dense(3)])
 
 
+@pytest.mark.slow
 def test_a_frozen_normalisation_inside_a_pretrained_model_keeps_its_statistics():
     norm = layers.BatchNormalization(trainable=False)
     model = pretrained(norm)
@@ -168,6 +174,7 @@ def test_a_frozen_normalisation_inside_a_pretrained_model_keeps_its_statistics()
     assert len(private.trainable_variables) == 5  # two of the adapter, its bias, the last layer
 
 
+@pytest.mark.slow
 def test_the_file_of_a_model_with_adapters_has_its_statement(tmp_path):
     # Keras saves the sum of kernel and adapters, which is no weight of the trained model.
     model = pretrained(layers.BatchNormalization(trainable=False))
@@ -209,6 +216,7 @@ def test_bad_input_charges_nothing(change, error, message):
         assert not labels.history()
 
 
+@pytest.mark.slow
 def test_few_examples_are_enough():
     labels = vault(CLASSES[:20])
     private, batches, _ = made(perceptron(), x=X[:20], labels=labels, epochs=1, batch_size=5)
@@ -250,6 +258,7 @@ def two_headed(loss=None, weights=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.make_private")
 def test_several_outputs_at_one_epsilon():
     labels = {"kind": vault(), "up": vault(TWO, num_classes=2)}

@@ -11,6 +11,7 @@ import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.MultiStageTraining")
 def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
     x, y = problem
@@ -80,6 +81,7 @@ def test_one_stage_is_plain_randomized_response(kit, problem):
     assert np.mean(model.predict(x, verbose=0).argmax(axis=1) == y) > 0.9
 
 
+@pytest.mark.slow
 def test_priors_are_the_models_own_at_the_stage_temperature(kit, problem):
     x, y = problem
     stages = kit.stages(x, kit.labels(y), temperature=(1.0, 0.5))
@@ -97,6 +99,7 @@ def test_priors_are_the_models_own_at_the_stage_temperature(kit, problem):
     assert np.abs(priors - prior_from_logits(logits[1][rows], 1.0)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_earlier_labels_outside_the_top_k_are_dropped(kit, problem, tmp_path):
     x, y = problem
     labels = kit.labels(y, store=tmp_path)
@@ -161,6 +164,7 @@ def test_warm_start_keeps_weights_and_restarts_the_optimizer(kit, problem, warm)
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.MultiStageTraining")
 def test_true_labels_enter_training_by_their_draws_alone(kit, problem):
     """A vault of other labels, with the same draws, trains the same weights."""
@@ -180,6 +184,7 @@ def test_true_labels_enter_training_by_their_draws_alone(kit, problem):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
     x, y = problem
     labels = kit.labels(y)
@@ -214,6 +219,7 @@ def test_draws_under_other_priors_are_other_draws(kit, problem):
         assert labels.guarantee().epsilon == spent
 
 
+@pytest.mark.slow
 def test_the_defaults_are_those_that_did_best(kit, problem):
     """benchmarks/README.md: no filter, and a temperature of one half."""
     x, y = problem
@@ -226,6 +232,7 @@ def test_the_defaults_are_those_that_did_best(kit, problem):
     assert len(kit.draws) == 2 and labels.guarantee().epsilon == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("in_fit", "in_stages"), [(0, 1), (2, 0), (2, 1)])
 def test_stages_are_silent_where_they_or_the_fit_have_verbose_0(
     kit, problem, capsys, in_fit, in_stages
@@ -240,6 +247,7 @@ def test_stages_are_silent_where_they_or_the_fit_have_verbose_0(
 # Statements.
 
 
+@pytest.mark.slow
 def test_the_model_and_its_noisy_labels_state_their_draws(kit, problem, tmp_path):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0), insecure_seed=None)
@@ -264,6 +272,7 @@ def test_the_model_and_its_noisy_labels_state_their_draws(kit, problem, tmp_path
     assert again.guarantee() == noisy.guarantee()
 
 
+@pytest.mark.slow
 def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, problem):
     """Also in the first stage, whose randomized response has a uniform prior."""
     x, y = problem
@@ -280,6 +289,7 @@ def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, proble
     np.testing.assert_array_equal(rows[len(first) :], kit.draws[1][2])
 
 
+@pytest.mark.slow
 def test_the_seed_of_stages_fixes_their_examples_alone(kit, problem):
     x, y = problem
     drawn = []
@@ -293,6 +303,7 @@ def test_the_seed_of_stages_fixes_their_examples_alone(kit, problem):
     assert np.any(drawn[0].values != drawn[1].values)
 
 
+@pytest.mark.slow
 def test_priors_that_were_released_are_counted(kit, problem):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0))
@@ -308,6 +319,7 @@ def test_priors_that_were_released_are_counted(kit, problem):
     assert "public-inputs" in {line.code for line in stages.guarantee().assumptions}
 
 
+@pytest.mark.slow
 def test_training_in_the_clear_needs_a_declaration_or_promises_nothing(kit, problem):
     x, y = problem
     model, labels = kit.model(), kit.labels(y)
@@ -458,6 +470,7 @@ def test_unsuitable_weights_are_refused_before_a_draw(kit, problem, change, mess
     assert labels.guarantee().epsilon == 0.0
 
 
+@pytest.mark.slow
 def test_the_receipts_of_weights_are_counted(kit, problem):
     x, y = problem
     earlier = kit.labels(y, people="others").randomize(ldp.RandomizedResponse(1.0, 4))

@@ -101,6 +101,7 @@ def test_models_that_do_not_fit_noisy_labels(kit, problem, kind):
         kit.fit(kit.stages(x, kit.labels(y)), model)
 
 
+@pytest.mark.slow
 def test_a_model_with_one_output_is_refused_and_costs_nothing_more(kit, problem):
     x, y = problem
     labels = ldp.PrivateLabels(y % 2, num_classes=2, budget=ldp.PrivacyBudget(epsilon=3.0))
@@ -141,6 +142,7 @@ def test_a_run_cannot_go_on_without_the_records_of_its_stages(kit, problem, epoc
         kit.fit(kit.stages(x, kit.labels(y)), kit.model(), initial_epoch=epoch)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_in_the_same_process(kit, problem):
     x, y = problem
     stages, model = kit.stages(x, kit.labels(y)), kit.model()
@@ -149,6 +151,7 @@ def test_an_interrupted_run_goes_on_in_the_same_process(kit, problem):
     assert len(kit.draws) == 2
 
 
+@pytest.mark.slow
 def test_what_a_run_that_ends_in_its_first_stage_has_not_used(kit, problem):
     x, y = problem
     labels = kit.labels(y)
@@ -174,6 +177,7 @@ def test_a_fit_without_the_callback_says_what_was_spent(kit, problem):
     assert ldp.guarantee(model).epsilon == np.inf  # it was trained without an account
 
 
+@pytest.mark.slow
 def test_stage_1_is_not_trained_on_in_place_of_later_stages(kit, problem):
     x, y = problem
     stages = kit.stages(x, kit.labels(y))

@@ -56,6 +56,7 @@ def matrix(side: Any, size: int) -> np.ndarray:
     return np.diag(array) if array.ndim == 1 else array
 
 
+@pytest.mark.slow
 def test_factors_are_those_of_the_gauss_newton_matrix() -> None:
     x, _ = data()
     weights = tf.Variable(np.random.default_rng(1).normal(size=(D, K)).astype("f"))
@@ -202,6 +203,7 @@ def test_privacy_the_part_of_an_example_is_at_most_the_clip() -> None:
     assert max(norms) <= 1.0 + 1e-5 and sorted(norms)[5] > 1.0 - 1e-5
 
 
+@pytest.mark.slow
 def test_it_trains_in_half_precision() -> None:
     policy, (x, y) = "mixed_float16", data()
     keras.utils.set_random_seed(4)
@@ -216,6 +218,7 @@ def test_it_trains_in_half_precision() -> None:
     assert sides and all(np.all(np.isfinite(side)) and np.any(side != 0.0) for side in sides)
 
 
+@pytest.mark.slow
 def test_coordinates_do_not_depend_on_labels() -> None:
     x, y = data()
     found = []
@@ -228,6 +231,7 @@ def test_coordinates_do_not_depend_on_labels() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.GaussNewton")
 def test_guarantee_is_that_of_plain_dp_sgd() -> None:
     x, y = data()

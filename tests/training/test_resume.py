@@ -153,6 +153,7 @@ def test_killed_in_stage_two_and_started_again(tmp_path, killed_runs, kill, epoc
         np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_in_stage_one_without_a_store(killed_runs):
     """The second run would draw the labels of stage 1 again, and spend twice the stated epsilon."""
     with pytest.raises(RuntimeError, match="would be drawn, and charged, a second time"):

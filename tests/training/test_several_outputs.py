@@ -119,6 +119,7 @@ def test_a_step_of_fit_is_that_of_the_reference() -> None:
 # Statements.
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.LabelDPModel")
 def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
     """Each statement has the cost of the steps once, with and without stores."""
@@ -150,6 +151,7 @@ def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
     assert len(public_input(model).receipts) == 4
 
 
+@pytest.mark.slow
 def test_receipts_of_a_shared_use_travel_through_files(tmp_path: Any, forget: Any) -> None:
     model = compiled()
     model.fit(batches(two_vaults()), epochs=1, verbose=0)
@@ -160,6 +162,7 @@ def test_receipts_of_a_shared_use_travel_through_files(tmp_path: Any, forget: An
     assert loaded.get_compile_config()["loss_weights"] == WEIGHTS
 
 
+@pytest.mark.slow
 def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
     labels = {"click": vault(CLICKS, 2), "kind": vault(KINDS, K, epsilon=after(1) * 1.01)}
     with pytest.raises(BudgetExceededError):
@@ -169,6 +172,7 @@ def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
     assert all(one.guarantee().epsilon == pytest.approx(after(1)) for one in labels.values())
 
 
+@pytest.mark.slow
 def test_a_vault_of_rows_gives_columns_to_outputs() -> None:
     rows = RNG.integers(0, 2, (N, 3))
     labels = vault(rows, Rows(3))
@@ -203,6 +207,7 @@ def test_one_vault_for_two_outputs_is_one_label() -> None:
     assert labels.guarantee().epsilon == pytest.approx(after(1)) == model.guarantee().epsilon
 
 
+@pytest.mark.slow
 def test_validation_and_reported_metrics_of_several_outputs() -> None:
     model = compiled("list", metrics={"kind": ["accuracy"]})
     history = model.fit(batches(two_vaults()), validation_data=(features(), Y), verbose=0)
@@ -244,6 +249,7 @@ def test_settings_for_one_output(settings: Any) -> None:
         two_headed().compile(optimizer(**settings), loss=LOSSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"clipping": "label_distance"}, {}], ids=["distance", "norm"])
 def test_one_output_takes_its_labels_by_name(settings: Any) -> None:
     trained = []
@@ -301,6 +307,7 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
         batches(vault(KINDS, K), columns={"a": 0})
 
 
+@pytest.mark.slow
 def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vault that was charged keeps the charge, and a later fit charges both."""
     labels, model = two_vaults(), compiled()
@@ -328,6 +335,7 @@ def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.slow
 def test_labels_of_several_outputs_of_one_user() -> None:
     model, labels = compiled(), two_vaults()
     users = {"users": np.arange(N) // 2, "max_examples_per_user": 2}

@@ -98,6 +98,7 @@ def test_a_table_of_numbers_is_a_matrix(how):
             np.testing.assert_allclose(one, other, atol=1e-6, err_msg=form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TRAINED)
 @pytest.mark.filterwarnings("ignore")
 def test_an_encoder_maps_a_table_with_texts_and_missing_numbers(how):
@@ -118,6 +119,7 @@ def test_an_encoder_maps_a_table_with_texts_and_missing_numbers(how):
     assert receipt.id in {each.id for each in receipts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["make_private", "fit"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_with_named_inputs_takes_the_columns_by_name(how):

@@ -96,6 +96,7 @@ def test_a_step_is_the_sum_of_clipped_user_gradients_over_the_expected_users() -
     assert np.max(np.abs(total / expected_users - total / expected_users / LIMIT)) > 1e-3
 
 
+@pytest.mark.slow
 def test_changing_all_labels_of_a_user_moves_the_sum_by_two_clips_at_most() -> None:
     y = data()[1]
     moved = []
@@ -154,6 +155,7 @@ def test_steps_by_example_are_not_stated_by_user() -> None:
     assert found.epsilon == dp_sgd_guarantee(SIGMA, 0.5, 2 * STEPS, DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() -> None:
     model, labels = private_model(denoiser=SelfConv(max_products=5)), vault()
     model.fit(batches(labels), verbose=0)  # 6 of 12 users a batch: 2 steps are one pass

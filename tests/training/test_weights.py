@@ -64,6 +64,7 @@ def distance(first: Any, second: Any) -> float:
     return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(first, second, strict=True))))
 
 
+@pytest.mark.slow
 @pytest.mark.holds("training.LabelDPModel")
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 def test_weights_come_before_the_clip_and_keep_the_sensitivity(method: str) -> None:
@@ -119,6 +120,7 @@ def test_weights_with_clipping_by_label_distance() -> None:
     assert 0.3 < max(moved) <= 0.6 * (1 + 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["arrays", "batches", "fit"])
 def test_a_step_of_fit_is_that_of_the_reference(data: str) -> None:
     model, y = network(), codes()
@@ -137,6 +139,7 @@ def test_a_step_of_fit_is_that_of_the_reference(data: str) -> None:
         np.testing.assert_allclose(new - old, -0.5 * part / N, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_by_output() -> None:
     inputs = keras.Input((D,))
     heads = {name: keras.layers.Dense(K, name=name)(inputs) for name in ("a", "b")}
@@ -153,6 +156,7 @@ def test_weights_by_output() -> None:
     assert np.abs(found[0]["a"] - found[2]["a"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_denoiser_projects_onto_weighted_gradients() -> None:
     """Without noise, the weighted gradient is its own projection."""
     found = []

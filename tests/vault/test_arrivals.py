@@ -364,6 +364,7 @@ def test_what_a_store_refuses(tmp_path, response):
         PrivateLabels(WEEKS[0], 5, budget=PrivacyBudget(1.0), draws="keyed", unlabelled=[0])
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_and_draws_nothing_twice(run_writers, response):
     root, output = run_writers("killed", "extend")
     folders = sorted(root.iterdir())

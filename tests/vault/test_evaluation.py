@@ -19,6 +19,7 @@ from sklearn.metrics import (
 )
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
@@ -143,6 +144,7 @@ class TestSplit:
 GUESSED = ROWS.argmax(axis=1)
 RARE = (RNG.random(N) < 0.08).astype(int)
 CHANCES = 1.0 / (1.0 + np.exp(1.5 - RNG.normal(2.0 * RARE, 1.0).round(1)))  # with ties
+FAST_METRICS = {"f1", "accuracy", "total"}
 METRICS = {
     "f1": (RARE, CHANCES, f1_score(RARE, CHANCES > 0.5), {}),
     "precision": (RARE, CHANCES, precision_score(RARE, CHANCES > 0.5), {}),
@@ -163,7 +165,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", with_slow(METRICS, METRICS.keys() - FAST_METRICS))
 def test_standard_errors_and_intervals_are_true(metric):
     labels, predictions, truth, kind = METRICS[metric]
     runs = [
@@ -218,6 +220,7 @@ def _by_class(metric, labels, rows):
     return score(labels, codes, average="macro" if rows.ndim == 2 else "binary")
 
 
+FAST_POPULATIONS = {(_rare, "f1"), (_rare, "accuracy"), (_amounts, "mse")}
 POPULATIONS = {
     **{(_rare, m): functools.partial(_by_class, m) for m in ("f1", "precision", "recall")},
     **{(_three, m): functools.partial(_by_class, m) for m in ("f1", "precision", "recall")},
@@ -235,7 +238,9 @@ POPULATIONS = {
 
 
 @pytest.mark.parametrize(
-    ("population", "metric"), POPULATIONS, ids=[f"{p.__name__[1:]}-{m}" for p, m in POPULATIONS]
+    ("population", "metric"),
+    with_slow(POPULATIONS, POPULATIONS.keys() - FAST_POPULATIONS),
+    ids=[f"{p.__name__[1:]}-{m}" for p, m in POPULATIONS],
 )
 @pytest.mark.filterwarnings("ignore:a budget of epsilon")
 def test_intervals_cover_the_metric_of_the_population(population, metric):
@@ -410,6 +415,7 @@ def test_rows_of_labels_are_refused():
 
 
 class TestNoisyLabels:
+    @pytest.mark.slow
     def test_estimates_are_unbiased_with_true_errors(self):
         truths = {"accuracy": METRICS["accuracy"][2]}
         truths["brier"] = np.square(ROWS - np.eye(3)[LABELS]).sum(axis=1).mean()
@@ -428,6 +434,7 @@ class TestNoisyLabels:
             of_noise = np.mean([one.noise_stderr for one in runs])
             assert np.std(off) == pytest.approx(of_noise, rel=4 * np.sqrt(0.5 / 200))
 
+    @pytest.mark.slow
     def test_the_area_has_the_error_of_noise_and_sample(self):
         """New examples in each run: the population's area is that of two normal laws."""
         rng = np.random.default_rng(1000)  # not a seed of the noise

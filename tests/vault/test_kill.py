@@ -40,6 +40,7 @@ def returned(folder, key):
     return np.frombuffer(path.read_bytes(), np.int64) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_every_step_is_tried(folders, open_vault):
     """The kills before and after each link leave all states in between."""
     states = set()
@@ -59,6 +60,7 @@ def test_every_step_is_tried(folders, open_vault):
     assert len(folders) > 20  # Python 3.10's pathlib hides some operations.
 
 
+@pytest.mark.slow
 def test_no_returned_draw_is_lost(folders, open_vault, response, no_new_randomness):
     vaults = [open_vault(folder) for folder in folders]
     no_new_randomness()
@@ -71,6 +73,7 @@ def test_no_returned_draw_is_lost(folders, open_vault, response, no_new_randomne
     assert returned(folders[-1], "b") is not None
 
 
+@pytest.mark.slow
 def test_stored_draws_are_charged_and_others_are_free(folders, open_vault, response):
     for folder in folders:
         vault = open_vault(folder)
@@ -82,6 +85,7 @@ def test_stored_draws_are_charged_and_others_are_free(folders, open_vault, respo
                     vault.randomize(response(1e-3), part[:1], key="more")
 
 
+@pytest.mark.slow
 def test_the_run_continues_and_is_charged_once(folders, open_vault, response):
     for folder in folders:
         vault = open_vault(folder)

@@ -132,6 +132,7 @@ def _shapes(rng, size=100_000):
     yield rng.poisson(0.15, size).clip(0, 7).astype(float), 7.0, True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 def test_noisy_labels_add_up(epsilon):
     """Totals were 21 to 43 % too high, where negative counts became zero."""

@@ -188,6 +188,7 @@ def test_a_store_that_is_not_copied_is_not_asked_about(use, store):
     assert PrivateLabels(Y, 2, store=place).guarantee().epsilon == 2.0
 
 
+@pytest.mark.slow
 def test_another_machine_with_the_same_disk_is_not_asked(store):
     """Two machines with one home folder, and a container that starts again, have other names."""
     script = textwrap.dedent("""

@@ -57,12 +57,14 @@ def test_the_second_stage_is_adaptive():
     assert len(sizes) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.holds("vault.PrivateLabels")
 def test_observation_4_stages_on_disjoint_parts_are_epsilon_dp_together():
     epsilon = 1.0
     assert worst_log_ratio(epsilon) == pytest.approx(epsilon, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.holds("vault.PrivateLabels")
 def test_the_statement_bounds_the_joint_distribution():
     epsilon = 1.0

@@ -136,6 +136,7 @@ class TestBudget:
         assert visits.guarantee().epsilon == pytest.approx(both)
         assert steps.epsilon < both < 2 * steps.epsilon
 
+    @pytest.mark.slow
     def test_concurrent_processes_do_not_pass_the_budget(self, tmp_path):
         for name in "abcd":
             in_project(tmp_path, name, VISITS)
@@ -349,6 +350,7 @@ class TestForget:
         with pytest.raises(LabelStoreError, match="000000 is damaged"):
             Ledger.of_store(tmp_path / "s")
 
+    @pytest.mark.slow
     def test_a_killed_process_leaves_it_whole_or_forgotten(self, run_writers):
         folders = list(run_writers("killed", "forget")[0].iterdir())
         assert len(folders) > 8
