@@ -519,12 +519,12 @@ def test_statements_follow_a_random_walk(seed):
 @pytest.mark.parametrize(
     "first",
     [
-        *range(1000, 1050, 10),
-        *(pytest.param(first, marks=pytest.mark.exhaustive) for first in range(1050, 1250, 10)),
+        *range(1000, 1030, 10),
+        *(pytest.param(first, marks=pytest.mark.exhaustive) for first in range(1030, 1250, 10)),
     ],
 )
 def test_statements_follow_many_random_walks(first):
-    """Each sequence of three moves comes twice on average: 50 * comb(22, 3) / (33 * 32 * 31)."""
+    """Each sequence of three moves comes once on average: 30 * comb(22, 3) / (33 * 32 * 31)."""
     for seed in range(first, first + 10):
         walk(seed, moves=22)
 
