@@ -7,6 +7,7 @@ and never show a label.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import numbers
@@ -28,6 +29,34 @@ PRIOR_SUM_TOLERANCE = 1e-4
 
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
+
+REPLACED = {
+    "ClusterRandomizedResponse.for_epsilon": {
+        "bias_correction": "ClusterRandomizedResponse(..., draw_epsilon=, bias_correction=beta)",
+        "threshold": "ClusterRandomizedResponse(num_classes, threshold, noise, draw_epsilon=)",
+    },
+    "NoisyLabels.debiased": {
+        "bias_correction": "estimation.debiased(mechanism, values, priors, bias_correction=beta)",
+    },
+    "PrivateLabels": {
+        "classes": "PrivateLabels(labels, Classes([...]))",
+        "low": "PrivateLabels(labels, Numbers(low, high))",
+        "high": "PrivateLabels(labels, Numbers(low, high))",
+        "clip": "PrivateLabels(labels, Numbers(low, high, clip=True))",
+        "num_labels": "PrivateLabels(labels, Rows(num_labels))",
+        "project": "store=Store(path, project=True)",
+        "actor": "store=Store(path, actor=name)",
+        "ids": "draws=Keyed(ids)",
+        "max_examples_per_user": "users=Users(ids, at_most=k)",
+    },
+    "PrivateLabels.check_budget": {
+        "receipts": "accounting.public_input(prior).with_value(mechanism) as the mechanism",
+    },
+    "confirm_move": {"actor": "the name into the environment variable LABELDP_ACTOR"},
+    "forget": {"actor": "the name into the environment variable LABELDP_ACTOR"},
+    "strong_views": {"strength": "your own layers for strong=, such as keras.Sequential([...])"},
+}
+"""The arguments of version 0.3 that go with 0.5, by their owners, and what to write."""
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -51,6 +80,34 @@ def clears_frames(function: Callable[_Arguments, _Result]) -> Callable[_Argument
             _clear_frames(error, handled)
             raise
 
+    return call
+
+
+def warn_of_old(owner: str, name: str, *, stacklevel: int) -> None:
+    """Warns of an argument of ``REPLACED``; ``stacklevel`` 1 names the line of this call."""
+    warnings.warn(
+        f"{owner}({name}=) goes with version 0.5. Write {REPLACED[owner][name]}.",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def takes_old_arguments(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Warns where a call gives an argument of ``REPLACED`` another value than its default."""
+    owner = function.__qualname__
+    signature = inspect.signature(function)
+    defaults = {name: signature.parameters[name].default for name in REPLACED[owner]}
+
+    @functools.wraps(function)
+    def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        for name, default in defaults.items():
+            if keywords.get(name, default) != default:
+                warn_of_old(owner, name, stacklevel=2)
+        return function(*arguments, **keywords)
+
+    # The site, ``help`` and the tests of public arguments find the arguments that stay.
+    kept = [each for name, each in signature.parameters.items() if name not in defaults]
+    call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return call
 
 

@@ -73,10 +73,11 @@ class TestContent:
         vault(tmp_path / "b").randomize(rr(0.25))
         assert report(tmp_path).statement.epsilon == 0.75
 
-    def test_a_forgotten_store_is_reported(self, tmp_path):
+    def test_a_forgotten_store_is_reported(self, tmp_path, monkeypatch):
         vault(tmp_path / "s").randomize(rr(0.5), key="first")
         before = report(tmp_path / "s")
-        forget(tmp_path / "s", actor="Eve")
+        monkeypatch.setenv("LABELDP_ACTOR", "Eve")
+        forget(tmp_path / "s")
         after = report(tmp_path / "s")
         assert after.statement == before.statement
         [entry] = after.content["label_sets"]

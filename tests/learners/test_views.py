@@ -331,7 +331,6 @@ def test_a_policy_sets_the_dtype_but_not_the_draws():
     "make, match",
     [
         (lambda: weak_views(shift=1.0), "shift"),
-        (lambda: strong_views(strength=0.0), "strength"),
         (lambda: rand_augment_views(operations=-1), "operations"),
         (lambda: rand_augment_views(reach=1.0), "reach"),
         (lambda: rand_augment_views(cutout=(0.5, 0.2)), "smallest and a largest"),

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import warnings
 
 import numpy as np
 import pytest
 
-from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, _validate
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault import Classes, Keyed, LabelKind, Numbers, Rows, Store, Users
-from tf_labeldp.vault._arguments import REPLACED
+from tf_labeldp.self_supervised import strong_views
+from tf_labeldp.vault import (
+    Classes,
+    ClusterRandomizedResponse,
+    Keyed,
+    LabelKind,
+    Numbers,
+    Rows,
+    Store,
+    Users,
+    confirm_move,
+    forget,
+)
 
+REPLACED = _validate.REPLACED["PrivateLabels"]
 Y = np.arange(6) % 2
 OWNERS = np.array([0, 0, 0, 1, 1, 2])
 BUDGET = PrivacyBudget(4.0)
@@ -94,6 +108,74 @@ def test_warnings_name_the_line_of_the_call():
     assert {each.filename for each in caught} == {__file__}
     with pytest.warns(DeprecationWarning):
         assert PrivateLabels(Y, 2, classes=[0, 1], budget=BUDGET).num_classes == 2
+
+
+CLUSTERS = ClusterRandomizedResponse(2, 0.1, 4.0, resampling_probability=0.5)
+RECEIPTS = (
+    PrivateLabels(Y, 2, budget=PrivacyBudget(9.0)).randomize(RandomizedResponse(9.0, 2)).receipts
+)
+
+
+def stored(path):
+    return PrivateLabels(Y, 2, budget=PrivacyBudget(3.0), store=path, insecure_seed=0)
+
+
+def debiased(path, **old):
+    return stored(path).randomize(CLUSTERS, clusters=[0] * 6).debiased(**old).tolist()
+
+
+def is_affordable(path, **old):
+    try:
+        stored(path).check_budget(RandomizedResponse(2.9, 2), **old)
+    except BudgetExceededError:
+        return False
+    return True
+
+
+def author(function, path, **old):
+    stored(path)
+    function(path, **old)
+    return "Ada" in (path / "header.json").read_text()
+
+
+OPTIONS = {
+    "ClusterRandomizedResponse.for_epsilon": lambda path, **old: (
+        ClusterRandomizedResponse.for_epsilon(1.0, 2, **old)
+    ),
+    "NoisyLabels.debiased": debiased,
+    "PrivateLabels.check_budget": is_affordable,
+    "confirm_move": functools.partial(author, confirm_move),
+    "forget": functools.partial(author, forget),
+    "strong_views": lambda path, **old: strong_views(**old).layers[1].get_config()["factor"],
+}
+"""For each other function that took more in 0.3: a call, with the path of a store."""
+VALUES = {
+    "ClusterRandomizedResponse.for_epsilon": {
+        "bias_correction": (0.0, 0.1),
+        "threshold": (None, 0.3),
+    },
+    "NoisyLabels.debiased": {"bias_correction": (None, 0.1)},
+    "PrivateLabels.check_budget": {"receipts": ((), RECEIPTS)},
+    "confirm_move": {"actor": (None, "Ada")},
+    "forget": {"actor": (None, "Ada")},
+    "strong_views": {"strength": (0.3, 0.2)},
+}
+"""For each of their arguments: the default, and another value."""
+
+
+@pytest.mark.parametrize("owner", sorted(set(_validate.REPLACED) - {"PrivateLabels"}))
+def test_an_option_of_0_3_warns_and_works_and_its_default_is_silent(owner, tmp_path):
+    assert set(VALUES[owner]) == set(_validate.REPLACED[owner])
+    for name, (default, other) in VALUES[owner].items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            before = OPTIONS[owner](tmp_path / name / "a", **{name: default})
+            assert before == OPTIONS[owner](tmp_path / name / "b")
+        with pytest.warns(DeprecationWarning) as caught:
+            assert OPTIONS[owner](tmp_path / name / "c", **{name: other}) != before
+        [text] = {str(each.message) for each in caught}
+        assert text.startswith(f"{owner}({name}=) goes with version 0.5. Write ")
+        assert {each.filename for each in caught} == {__file__}
 
 
 def test_at_most_ten_arguments():

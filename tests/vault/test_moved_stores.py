@@ -144,7 +144,7 @@ def test_the_original_goes_on(store):
 
 def test_a_confirmed_copy_does_not_confirm_its_own_copies(store):
     first = copied(store)
-    confirm_move(first, actor="me")
+    confirm_move(first)
     second = shutil.copytree(first, store.with_name("second"))
     with pytest.raises(LabelStoreError, match="confirm-move"):
         PrivateLabels(Y, 2, store=second)

@@ -293,7 +293,7 @@ class TestForget:
         (store / "notes.txt").write_text("mine")
         before = Ledger.of_store(store)
         history, receipts = str(before.history()), before.receipts()
-        assert forget(store, actor="officer") == ["notes.txt"]
+        assert forget(store) == ["notes.txt"]
         (store / "notes.txt").unlink()
         assert before.remaining() == 2.5
         names = {path.name for path in store.iterdir()}
@@ -305,10 +305,11 @@ class TestForget:
             assert new.to_json() == old.to_json()
         assert (after.remaining(), after.budget) == (2.5, PrivacyBudget(4.0))
 
-    def test_nothing_can_be_drawn_afterwards(self, tmp_path):
+    def test_nothing_can_be_drawn_afterwards(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("LABELDP_ACTOR", "officer")
         labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5), key="a")
-        forget(tmp_path / "s", actor="officer")
+        forget(tmp_path / "s")
         for use in (
             lambda: labels.randomize(rr(0.5)),
             lambda: labels.randomize(rr(0.5), key="a"),

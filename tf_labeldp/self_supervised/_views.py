@@ -38,19 +38,19 @@ def weak_views(*, shift: float = 0.125, flip: bool = False) -> keras.layers.Laye
     return RandomWarp(shift, _validate.boolean("flip", flip), name="weak_views")
 
 
+@_validate.takes_old_arguments
 def strong_views(
     *, shift: float = 0.125, flip: bool = False, strength: float = 0.3
 ) -> keras.Sequential:
     """Returns layers that shift, rotate, zoom, shade and partly erase images.
 
+    Brightness, contrast and zoom change by up to 0.3, rotations reach a twentieth of a full turn.
     They are our own and take the least time. ``rand_augment_views`` and ``sim_clr_views`` are those
     of the papers.
 
     Args:
         shift: as for ``weak_views``.
         flip: as for ``weak_views``.
-        strength: strength of brightness, contrast and zoom, in (0, 1); rotations reach
-            ``strength / 6`` of a full turn.
 
     Example:
         >>> strong_views()(np.zeros((2, 32, 32, 3)), training=True).shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,18 +15,6 @@ from tf_labeldp.vault.users import Users
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
-REPLACED = {
-    "classes": "PrivateLabels(labels, Classes([...]))",
-    "low": "PrivateLabels(labels, Numbers(low, high))",
-    "high": "PrivateLabels(labels, Numbers(low, high))",
-    "clip": "PrivateLabels(labels, Numbers(low, high, clip=True))",
-    "num_labels": "PrivateLabels(labels, Rows(num_labels))",
-    "project": "store=Store(path, project=True)",
-    "actor": "store=Store(path, actor=name)",
-    "ids": "draws=Keyed(ids)",
-    "max_examples_per_user": "users=Users(ids, at_most=k)",
-}
-"""The arguments of ``PrivateLabels`` in version 0.3, and what to write; 0.5 takes them no more."""
 _OF_KIND = ("classes", "low", "high", "clip", "num_labels")
 
 
@@ -115,11 +102,11 @@ def kind_of_vault(kind: LabelKind | int | None, num_classes: int | None) -> Labe
 
 
 def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:
-    """Lets the constructor of a vault take the arguments of ``REPLACED``, which warn."""
+    """Lets the constructor of a vault take the arguments of version 0.3, which warn."""
 
     @functools.wraps(constructor)
     def construct(self: Any, labels: Any, *places: Any, **keywords: Any) -> None:
-        names = [name for name in keywords if name in REPLACED]
+        names = [name for name in keywords if name in _validate.REPLACED["PrivateLabels"]]
         old = {name: keywords.pop(name) for name in names}
         old = {name: value for name, value in old.items() if value is not None}
         if old:
@@ -127,11 +114,7 @@ def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:
             places = ()
             for name in old:
                 # The line of the call: the library's own calls are errors in its tests.
-                warnings.warn(
-                    f"PrivateLabels({name}=) goes with version 0.5. Write {REPLACED[name]}.",
-                    DeprecationWarning,
-                    stacklevel=3,
-                )
+                _validate.warn_of_old("PrivateLabels", name, stacklevel=3)
         constructor(self, labels, *places, **keywords)
 
     return construct  # type: ignore[return-value]

@@ -168,6 +168,7 @@ class ClusterRandomizedResponse(Randomizer):
         return cls(num_classes, phi, 1.0 / epsilon, resampled, bias_correction=0.0)
 
     @classmethod
+    @_validate.takes_old_arguments
     def for_epsilon(
         cls,
         epsilon: float,
@@ -179,16 +180,16 @@ class ClusterRandomizedResponse(Randomizer):
     ) -> ClusterRandomizedResponse:
         """Returns a setting with total cost ``epsilon``; each cluster uses its smallest lambda.
 
+        The threshold tau is 0.1 / K for a draw with epsilon up to 1, rising to 0.9 / K at epsilon
+        3.75: a small one allows sharp distributions of pure clusters, a large one keeps more
+        labels. The bias correction is 0: undoing the small bias of good distributions adds much
+        variance.
+
         Args:
             epsilon: the total, finite and above zero.
             num_classes: K.
-            threshold: tau, in (0, 1/K]. A small value allows sharp distributions of pure clusters,
-                a large value keeps more labels. None uses 0.1 / K for a draw with epsilon up to 1,
-                rising to 0.9 / K at epsilon 3.75.
             distribution_share: the share of epsilon for the counts, in (0, 1); the draw gets the
                 rest. None uses half of epsilon, at most 0.25.
-            bias_correction: as for the class; 0 by default, since undoing the small bias of good
-                distributions adds much variance.
 
         Example:
             >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, 10, distribution_share=0.25)

@@ -1029,17 +1029,17 @@ class Ledger:
         return Charge.composed(tuple(counts.items()), self.budget.delta)
 
 
+@_validate.takes_old_arguments
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
     """Erases the labels' traces in a store, and keeps its receipts.
 
     It removes the salted digest of the labels, the key of keyed draws and all draws, so that
     nothing can be drawn any more; the receipts stay, and in a project they still count. It cannot
-    erase published outputs, backups, or blocks that the disk has not yet overwritten.
+    erase published outputs, backups, or blocks that the disk has not yet overwritten. The header
+    names the author: the environment variable ``LABELDP_ACTOR``, or the login.
 
     Args:
         path: the folder of the store.
-        actor: the author of the deletion, for the header; None takes ``LABELDP_ACTOR``, or the
-            login.
 
     Returns:
         The names of other files in the folder, which are left untouched.
@@ -1094,16 +1094,17 @@ def give_back(path: str | os.PathLike[str], *, key: str | None = None) -> list[s
     return [use.key or use.what for use in uses]
 
 
+@_validate.takes_old_arguments
 def confirm_move(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
     """Accepts a store in a folder that is a copy of the one in which it was last used.
 
     A store that was copied, restored from a backup or moved to another disk is refused once: two
     copies would spend one budget twice, and a backup lacks later charges. Call this if the copy is
-    the newest one, and no other is used. The header of the store lists the calls.
+    the newest one, and no other is used. The header of the store lists the calls with their
+    authors, from the environment variable ``LABELDP_ACTOR``, or the login.
 
     Args:
         path: the folder of the store.
-        actor: who confirms it; None takes ``LABELDP_ACTOR``, or the login.
 
     Raises:
         LabelStoreError: the folder has no store, or a damaged one.

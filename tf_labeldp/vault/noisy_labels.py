@@ -293,16 +293,13 @@ class NoisyLabels:
         both = posterior(self.mechanism, self.values.reshape(-1), priors)
         return both[:, 1].reshape(self.values.shape)
 
+    @_validate.takes_old_arguments
     def debiased(self, *, bias_correction: float | None = None) -> np.ndarray:
         """Returns targets whose loss is unbiased for the true labels.
 
         Classes give signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``;
         numbers give unbiased numbers (m,), rows of labels (m, L). See ``estimation.debiased``.
         Residuals beyond ``residual_range`` were clipped before their draw, which stays a bias.
-
-        Args:
-            bias_correction: beta, in [0, 1), for labels resampled within clusters; None uses the
-                attribute.
 
         Raises:
             TypeError, ValueError: a mechanism with unknown bias, noisy labels that are independent

@@ -714,6 +714,7 @@ class PrivateLabels(LedgerOwner):
             for receipt in self._uses.ledger.check([], receipts):
                 self._uses.ledger.keep(receipt=receipt)
 
+    @_validate.takes_old_arguments
     def check_budget(
         self,
         mechanism: Public[
@@ -726,7 +727,8 @@ class PrivateLabels(LedgerOwner):
 
         Several uses are checked as if ``reserve`` kept them together.
         ``mechanism`` is an argument of ``randomize``, ``release`` or ``charge``, or a list of such
-        arguments; ``receipts`` are those of the public inputs of the uses.
+        arguments. The receipts of public inputs count with
+        ``accounting.public_input(inputs).with_value(mechanism)``.
         """
         examples = self._examples.some(indices)
         public = public_input(mechanism, examples.chosen_by)
