@@ -238,8 +238,7 @@ def test_two_party_regression(tmp_path, monkeypatch, run, way):
     table = np.loadtxt(io.StringIO(sent[MESSAGE[0]]), delimiter=",", skiprows=1)
     assert table[:, 0].tolist() == true_labels[:, 0].tolist()
     assert np.mean(table[:, 1] == true_labels[:, 1]) < 0.1
-    statement = json.loads(sent[MESSAGE[1]])["guarantee"]
-    guarantee = PrivacyGuarantee.from_json(json.dumps(statement))
+    guarantee = PrivacyGuarantee.from_json(json.dumps(json.loads(sent[MESSAGE[1]])["guarantee"]))
     assert guarantee.epsilon == 2.0 and guarantee.is_private
     if way == "command line":
         noisy = NoisyLabels.load(folder / "message" / MESSAGE[0])
