@@ -35,6 +35,7 @@ REPLACED = {
         "bias_correction": "ClusterRandomizedResponse(..., draw_epsilon=, bias_correction=beta)",
         "threshold": "ClusterRandomizedResponse(num_classes, threshold, noise, draw_epsilon=)",
     },
+    "LabelRandomizer.total": {"seed": "randomizer.total(noisy), whose simulations have one seed"},
     "NoisyLabels.debiased": {
         "bias_correction": "estimation.debiased(mechanism, values, priors, bias_correction=beta)",
     },

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -82,6 +84,18 @@ def test_the_front_lists_all_parts_and_offers_its_names():
     assert set(tf_labeldp.__all__) <= set(dir(tf_labeldp))
     with pytest.raises(AttributeError, match="no_such_name"):
         tf_labeldp.no_such_name  # noqa: B018
+
+
+def test_a_page_an_example_or_a_benchmark_uses_every_public_name():
+    """A name that none of them needs is not for users. The page of the API lists all, by itself."""
+    root = Path(__file__).parents[2]
+    folders = [root / name for name in ("docs", "examples", "benchmarks")]
+    files = [file for folder in folders for kind in ("*.md", "*.py") for file in folder.rglob(kind)]
+    texts = [file.read_text(encoding="utf-8") for file in (*files, root / "README.md")]
+    words = set(re.findall(r"\w+", "\n".join(texts)))
+    assert {
+        name: sorted(set(importlib.import_module(name).__all__) - words) for name in MODULES
+    } == {name: [] for name in MODULES}
 
 
 def test_the_checks_detect_missing_names():

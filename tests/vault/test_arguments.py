@@ -17,6 +17,7 @@ from tf_labeldp.vault import (
     ClusterRandomizedResponse,
     Keyed,
     LabelKind,
+    LabelRandomizer,
     Numbers,
     Rows,
     Store,
@@ -124,6 +125,12 @@ def debiased(path, **old):
     return stored(path).randomize(CLUSTERS, clusters=[0] * 6).debiased(**old).tolist()
 
 
+def total(path, **old):
+    numbers = PrivateLabels(Y, Numbers(0, 3), budget=PrivacyBudget(3.0), insecure_seed=0)
+    randomizer = LabelRandomizer(2.0)
+    return randomizer.total(numbers.randomize(randomizer), **old)
+
+
 def is_affordable(path, **old):
     try:
         stored(path).check_budget(RandomizedResponse(2.9, 2), **old)
@@ -142,6 +149,7 @@ OPTIONS = {
     "ClusterRandomizedResponse.for_epsilon": lambda path, **old: (
         ClusterRandomizedResponse.for_epsilon(1.0, 2, **old)
     ),
+    "LabelRandomizer.total": total,
     "NoisyLabels.debiased": debiased,
     "PrivateLabels.check_budget": is_affordable,
     "confirm_move": functools.partial(author, confirm_move),
@@ -154,6 +162,7 @@ VALUES = {
         "bias_correction": (0.0, 0.1),
         "threshold": (None, 0.3),
     },
+    "LabelRandomizer.total": {"seed": (0, 1)},
     "NoisyLabels.debiased": {"bias_correction": (None, 0.1)},
     "PrivateLabels.check_budget": {"receipts": ((), RECEIPTS)},
     "confirm_move": {"actor": (None, "Ada")},

@@ -27,6 +27,8 @@ _PATCHES = 200_000
 """The most patches that ``fit`` samples."""
 _CLUSTER_ROWS = 16_384
 """Patches compared with the atoms at a time."""
+_ROUNDS = 15
+"""Rounds of k-means. Their number is fixed, so that equal images give equal filters."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -341,9 +343,7 @@ def zca(rows: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
     return mean, (axes / np.sqrt(np.maximum(variances, 0.0) + floor)) @ axes.T
 
 
-def spherical_kmeans(
-    rows: np.ndarray, num_atoms: int, rng: np.random.Generator, rounds: int = 15
-) -> np.ndarray:
+def spherical_kmeans(rows: np.ndarray, num_atoms: int, rng: np.random.Generator) -> np.ndarray:
     """Returns directions of unit norm of ``float32`` rows (n, p), (num_atoms, p), up to sign.
 
     Source: Coates and Ng, "Learning feature representations with k-means" (2012), section 3.
@@ -351,7 +351,7 @@ def spherical_kmeans(
     from scipy import sparse
 
     atoms = _unit(rng.normal(size=(num_atoms, rows.shape[1]))).astype(np.float32)
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         moved = atoms.astype(np.float64)  # an atom without rows stays in place
         for start in range(0, len(rows), _CLUSTER_ROWS):
             block = rows[start : start + _CLUSTER_ROWS]

@@ -153,7 +153,7 @@ class FixMatch(Learner):
         Args:
             network: as for the constructor.
             weak: as for the constructor.
-            strong: as for the constructor; the paper's are in ``self_supervised.strong_views``.
+            strong: as for the constructor; the paper's are ``rand_augment_views()``.
             steps: all steps of the training; the paper has 2^20.
             learning_rate: the rate of the first step.
             l2_penalty: 5e-4; the paper has 1e-3 for 100 classes.

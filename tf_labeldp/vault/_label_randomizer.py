@@ -147,6 +147,7 @@ class LabelRandomizer(Randomizer):
         rule = _TIMES_THEOREM_7 * math.sqrt(values.size / num_labels)
         return values, min(rule, self.epsilon / 4.0)
 
+    @_validate.takes_old_arguments
     def total(self, noisy: Public[NoisyLabels], seed: int = 0) -> tuple[float, float]:
         """Returns an estimate of the sum of the true labels, and its standard error.
 
@@ -158,7 +159,6 @@ class LabelRandomizer(Randomizer):
 
         Args:
             noisy: labels that this randomizer drew.
-            seed: the seed of the simulations.
 
         Raises:
             ValueError: the noisy labels were not drawn by a ``LabelRandomizer`` of this epsilon.
