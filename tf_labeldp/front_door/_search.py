@@ -12,7 +12,15 @@ from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Receipts, public_input
+from tf_labeldp.accounting import (
+    Charge,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    public_input,
+)
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -36,6 +44,77 @@ _MARGIN = 1e-6
 
 def _exports(search: PrivateSearchCV) -> bool:
     return hasattr(PublicInput.bare(search.estimator), "to_keras")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Candidates:
+    """The arguments of all candidates, and the number of the release behind each."""
+
+    arguments: list[dict[str, Any]]
+    releases: list[int]
+    num_releases: int
+
+    @classmethod
+    def of(cls, grid: Any) -> _Candidates:
+        candidates = list(ParameterGrid(grid))
+        searched = {name for candidate in candidates for name in candidate}
+        if refused := sorted(_SET_HERE & searched):
+            raise ValueError(
+                f"param_grid has {', '.join(refused)}, which the search sets. Search over other "
+                "arguments: fits at different epsilons have no common price."
+            )
+        # The penalty applies after the release: fits that differ in it alone share one.
+        # A grid repeats each value as one object, so equal identities mean equal arguments.
+        releases = [
+            tuple(
+                sorted((name, id(value)) for name, value in candidate.items() if name != "penalty")
+            )
+            for candidate in candidates
+        ]
+        numbers = {release: number for number, release in enumerate(dict.fromkeys(releases))}
+        return cls(candidates, [numbers[release] for release in releases], len(numbers))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+    """The labels of some examples, with their rows."""
+
+    labels: PrivateLabels
+    features: Any
+    weights: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Plan:
+    """A search whose releases are planned, and none is drawn."""
+
+    public: PublicInput[Any]
+    candidates: _Candidates
+    models: list[Any]  # estimators to fit, by candidate
+    fits: list[NamedUse]  # the releases behind them
+    charge: Charge  # of each of these releases
+    choice: Any  # the mechanism that chooses
+    train: _Part
+    held_out: _Part
+
+    def run(self, of_choice: NamedUse) -> tuple[tuple[Receipt, ...], int]:
+        """Fits the models; returns the receipts of all, and the index of the best."""
+        weights = self.train.weights
+        weighted = {} if weights is None else {"sample_weight": weights}
+        # Each charge covers the releases of one fit, whose names begin with its own.
+        uses = [*((use, self.charge) for use in self.fits), (of_choice, self.choice)]
+        with LabelsTogether.reserve(uses, self.public):
+            predictions = []
+            for model in self.models:
+                rows = self.public.with_value(self.train.features)
+                model.fit(rows, self.train.labels, **weighted)
+                predictions.append(model._outputs(self.held_out.features))
+            # The choice depends on all fits, and another outcome of it leaves another estimator.
+            of_fits = Receipts.merged(*(model.receipts_ for model in self.models))
+            outputs = PublicInput(predictions, of_fits)
+            stacked = stacked_predictions(outputs, self.held_out.labels, self.choice)
+            released = of_choice.release(self.choice, stacked)
+        return Receipts.merged(of_fits, released.receipts), int(released.values)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -123,6 +202,20 @@ class PrivateSearchCV(Head):
                 f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
                 "vault, which charges every fit and the choice."
             )
+        plan = self._plan(X, y, sample_weight)
+        receipts, index = plan.run(NamedUse(plan.held_out.labels, self.key).part("choice"))
+        best: Any = with_receipts(plan.models[index], receipts)
+        self.receipts_ = receipts
+        self.best_index_, self.best_estimator_ = index, best
+        self.candidates_ = plan.candidates.arguments
+        self.best_params_ = self.candidates_[index]
+        self.epsilon_of_fit_ = plan.charge.epsilon
+        self._label_range = y.label_range
+        self.classes_ = y.kind.class_values
+        self._remember_columns(best._known_columns(), best.n_features_in_)
+        return self
+
+    def _plan(self, X: Any, y: PrivateLabels, sample_weight: Any) -> _Plan:
         public = public_input(X, self.estimator, self.param_grid, sample_weight)
         features, estimator, grid, sample_weight = public.value
         arguments = estimator.get_params(deep=False)
@@ -132,65 +225,32 @@ class PrivateSearchCV(Head):
         if encoder is not None:  # once for all candidates
             encoder = fitted_encoder(encoder, public.with_value(features))
             estimator = clone(estimator).set_params(encoder=encoder)
-        candidates = list(ParameterGrid(grid))
-        searched = {name for candidate in candidates for name in candidate}
-        if refused := sorted(_SET_HERE & searched):
-            raise ValueError(
-                f"param_grid has {', '.join(refused)}, which the search sets. Search over other "
-                "arguments: fits at different epsilons have no common price."
-            )
-        # The penalty applies after the release: fits that differ in it alone share one.
-        # A grid repeats each value as one object, so equal identities mean equal arguments.
-        releases = [
-            tuple(
-                sorted((name, id(value)) for name, value in candidate.items() if name != "penalty")
-            )
-            for candidate in candidates
-        ]
-        numbers = {release: number for number, release in enumerate(dict.fromkeys(releases))}
+        candidates = _Candidates.of(grid)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         delta = y.budget.delta if self.delta is None else self.delta
         if "delta" not in arguments:
             delta = 0.0  # such an estimator, as PrivateBoosting, uses no Gaussian noise
-        charge = _charge_of_fit(epsilon, delta, len(numbers))
+        charge = _charge_of_fit(epsilon, delta, candidates.num_releases)
         train, held_out = y.split(self.held_out, seed=self.seed)
-        fits = [NamedUse(train, self.key).part(str(number)) for number in range(len(numbers))]
+        names = map(str, range(candidates.num_releases))
+        fits = [NamedUse(train, self.key).part(name) for name in names]
         choice = selection_mechanism(held_out, epsilon, self.metric)
         weights = Column.relative_weights(sample_weight, len(y))
-        weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
-        features_of = [FeatureRows(features).raw(places_in(y, part)) for part in (train, held_out)]
+        if weights is not None:
+            weights = weights[places_in(y, train)]
+        rows = [FeatureRows(features).raw(places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}
         if "delta" in arguments:
             shares["delta"] = delta
-        fitted = [
-            clone(estimator).set_params(**candidate, **shares, key=fits[numbers[release]].key)
-            for candidate, release in zip(candidates, releases, strict=True)
+        models = [
+            clone(estimator).set_params(**own, **shares, key=fits[number].key)
+            for own, number in zip(candidates.arguments, candidates.releases, strict=True)
         ]
-        if delta > 0.0 and len(numbers) > 1:
-            for model in fitted:
-                refuse_noisy_labels(model, features_of[0], train)
-        # Each charge covers the releases of one fit, whose names begin with its own.
-        of_choice = NamedUse(held_out, self.key).part("choice")
-        uses = [*((use, charge) for use in fits), (of_choice, choice)]
-        with LabelsTogether.reserve(uses, public):
-            predictions = []
-            for model in fitted:
-                model.fit(public.with_value(features_of[0]), train, **weighted)
-                predictions.append(model._outputs(features_of[1]))
-            # The choice depends on all fits, and another outcome of it leaves another estimator.
-            of_fits = Receipts.merged(*(model.receipts_ for model in fitted))
-            stacked = stacked_predictions(PublicInput(predictions, of_fits), held_out, choice)
-            released = of_choice.release(choice, stacked)
-        self.receipts_ = Receipts.merged(of_fits, released.receipts)
-        self.best_index_ = int(released.values)
-        self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)
-        self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
-        self.epsilon_of_fit_ = charge.epsilon
-        self._label_range = y.label_range
-        self.classes_ = y.kind.class_values
-        best: Any = self.best_estimator_
-        self._remember_columns(best._known_columns(), best.n_features_in_)
-        return self
+        if delta > 0.0 and candidates.num_releases > 1:
+            for model in models:
+                refuse_noisy_labels(model, rows[0], train)
+        parts = _Part(train, rows[0], weights), _Part(held_out, rows[1])
+        return _Plan(public, candidates, models, fits, charge, choice, *parts)
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's predictions (m,)."""
