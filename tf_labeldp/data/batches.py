@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -265,14 +265,80 @@ class OutputLabels:
         return tf.TensorSpec(some.shape, self.kind.target_dtype)
 
 
-def _opened(part: OutputLabels) -> tuple[np.ndarray, np.dtype, Any]:
-    """Returns the true labels of an output, their dtype in batches, and the label of padding."""
-    if part.vault is None:
-        return part.array, part.array.dtype, 0  # type: ignore[return-value, union-attr]
-    [labels], kind = LabelsTogether([part.vault]).open(), part.vault.kind
-    if part.columns is not None:
-        labels = labels[:, part.columns]
-    return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
+class _OpenedLabels(NamedTuple):
+    """The true labels of an output, their dtype in batches, and the label of padding."""
+
+    values: np.ndarray
+    dtype: np.dtype
+    padding: Any
+
+    @classmethod
+    def of(cls, part: OutputLabels) -> _OpenedLabels:
+        if part.vault is None:
+            return cls(part.array, part.array.dtype, 0)  # type: ignore[arg-type, union-attr]
+        [labels], kind = LabelsTogether([part.vault]).open(), part.vault.kind
+        if part.columns is not None:
+            labels = labels[:, part.columns]
+        return cls(labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _BatchReader:
+    """Reads batches of features, true labels and weights, padded to a number of rows."""
+
+    features: RowSource
+    sample_weight: np.ndarray | None
+    rows: int
+    labels: list[_OpenedLabels]  # by output
+    alt_examples: int
+
+    def label_specs(self) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec((self.rows, *y.values.shape[1:]), y.dtype) for y in self.labels]
+
+    def batches(
+        self, sampling: Sampling, opening: int, disjoint: bool
+    ) -> Callable[[int], list[np.ndarray]]:
+        """Returns the batch of a step, with other public examples where they are asked for."""
+        rows_of = sampling.in_turn(opening) if disjoint else sampling.sampled(opening)
+
+        def batch(step: int) -> list[np.ndarray]:
+            parts = self._read(rows_of(step))
+            if self.alt_examples:
+                rng = Stream.ALT.generator(sampling.seed, opening, step)
+                number = self.features.num_rows
+                others = PoissonSampler.uniform_subset(self.alt_examples, number, rng)
+                parts += self.features.read(others, self.alt_examples)
+            return parts
+
+        return batch
+
+    def _read(self, drawn: np.ndarray) -> list[np.ndarray]:
+        parts = self.features.read(drawn, self.rows)
+        for labels in self.labels:
+            y = np.full((self.rows, *labels.values.shape[1:]), labels.padding, labels.dtype)
+            y[: drawn.size] = labels.values[drawn]
+            parts.append(y)
+        weights = (np.arange(self.rows) < drawn.size).astype(np.float32)
+        if self.sample_weight is not None:
+            weights[: drawn.size] = self.sample_weight[drawn]
+        return [*parts, weights]
+
+
+class _OneAhead:
+    """Computes the result of the next step in a thread, while the one before it is in use."""
+
+    # tf.data's own prefetch hangs if Python exits while it calls Python.
+    def __init__(self, function: Callable[[int], list[np.ndarray]]) -> None:
+        self._function = function
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._waiting: dict[int, Future[Any]] = {}
+
+    def __call__(self, step: np.ndarray) -> list[np.ndarray]:
+        now, submit = int(step), self._pool.submit
+        ready = self._waiting.pop(now, None) or submit(self._function, now)
+        self._waiting.clear()
+        self._waiting[now + 1] = submit(self._function, now + 1)
+        return ready.result()
 
 
 def _labels_of_one(labels: Any) -> OutputLabels:
@@ -382,50 +448,25 @@ class PoissonBatches:
             )
         for part in tf.nest.flatten(self._by_output):
             self._features.check_not_extended(len(part))
-        features, rows = self._features, self.buffer_size * self.group_size
-        opened = [_opened(part) for part in tf.nest.flatten(self._by_output)]
-        label_specs = [
-            tf.TensorSpec((rows, *true_labels.shape[1:]), dtype) for true_labels, dtype, _ in opened
-        ]
+        reader = _BatchReader(
+            self._features,
+            self.sample_weight,
+            self.buffer_size * self.group_size,
+            [_OpenedLabels.of(part) for part in tf.nest.flatten(self._by_output)],
+            alt_examples,
+        )
+        features = self._features
         spec: tuple[Any, ...] = (
-            features.pack(features.specs(rows)),
-            tf.nest.pack_sequence_as(self._by_output, label_specs),
-            tf.TensorSpec((rows,), tf.float32),
+            features.pack(features.specs(reader.rows)),
+            tf.nest.pack_sequence_as(self._by_output, reader.label_specs()),
+            tf.TensorSpec((reader.rows,), tf.float32),
         )
         if alt_examples:
             spec += (features.pack(features.specs(alt_examples)),)
         flat_spec = tf.nest.flatten(spec)
         function = self._function or (lambda part: part)
         opening = next(self._openings)
-        sampling = self._sampling
-        rows_of = sampling.in_turn(opening) if disjoint else sampling.sampled(opening)
-        pool = ThreadPoolExecutor(max_workers=1)
-        waiting: dict[int, Future[Any]] = {}
-
-        def batch(step: int) -> list[np.ndarray]:
-            drawn = rows_of(step)
-            parts = features.read(drawn, rows)
-            for true_labels, dtype, padding in opened:
-                y = np.full((rows, *true_labels.shape[1:]), padding, dtype)
-                y[: drawn.size] = true_labels[drawn]
-                parts.append(y)
-            weights = (np.arange(rows) < drawn.size).astype(np.float32)
-            if self.sample_weight is not None:
-                weights[: drawn.size] = self.sample_weight[drawn]
-            parts.append(weights)
-            if alt_examples:
-                rng = Stream.ALT.generator(sampling.seed, opening, step)
-                others = PoissonSampler.uniform_subset(alt_examples, self.num_examples, rng)
-                parts += features.read(others, alt_examples)
-            return parts
-
-        def one_ahead(step: np.ndarray) -> list[np.ndarray]:
-            # tf.data's own prefetch hangs if Python exits while it calls Python.
-            now = int(step)
-            ready = waiting.pop(now, None) or pool.submit(batch, now)
-            waiting.clear()
-            waiting[now + 1] = pool.submit(batch, now + 1)
-            return ready.result()
+        one_ahead = _OneAhead(reader.batches(self._sampling, opening, disjoint))
 
         def element(step: tf.Tensor) -> tuple[Any, ...]:
             tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])

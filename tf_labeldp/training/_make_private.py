@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -27,7 +28,7 @@ from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
-from tf_labeldp.vault import Numbers, Rows
+from tf_labeldp.vault import Numbers, PrivateLabels, Rows
 
 _RATE = 8.0
 """Learning rate per root of epsilon: chosen on MNIST, confirmed on Fashion-MNIST."""
@@ -123,26 +124,14 @@ def make_private(
             f"labels must be a PrivateLabels, got {type(labels).__name__}. Make one with a budget: "
             "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(1.0, delta=1e-5))."
         )
-    size = len(vaults[0])
-    epsilon = _validate.positive_finite("epsilon", epsilon)
-    epochs = _validate.integer_at_least("epochs", epochs, 1)
-    batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
-    if batch_size > size:
-        raise ValueError(f"batch_size must be at most {size} labels, got {batch_size}.")
-    delta = min(vault.budget.delta for vault in vaults) if delta is None else delta
-    if not delta:
-        raise ValueError(
-            "expected a budget with delta above zero, got 0. Make the vault with "
-            "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
-        )
-    share, steps = batch_size / size, math.ceil(size / batch_size)
+    recipe = _Recipe.of(vaults, epsilon, delta, epochs, batch_size)
     inputs = public_input(x, fitted_encoder(encoder, x))
     rows, encoder = inputs.value
     batches = poisson_batches(
         inputs.with_value(FeatureRows(rows, encoder).network_inputs(PublicInput.bare(model))),
         labels,
-        sampling_probability=share,
-        steps=steps,
+        sampling_probability=recipe.sampling_probability,
+        steps=recipe.steps_per_epoch,
         columns=columns,
         sample_weight=sample_weight,
         class_weight=class_weight,
@@ -153,29 +142,74 @@ def make_private(
     normalized: Any = public.with_value(_without_batch_normalization(model))
     private = LabelDPModel.from_model(normalized)
     loss, loss_weights, metrics = _losses_for(model, private, by_output)
-    noise = calibrate_noise_multiplier(
-        epsilon, delta, sampling_probability=share, steps=epochs * steps
-    )
     is_single = isinstance(by_output, OutputLabels) and len(private.outputs) == 1
     whitened = is_single and private.outputs[0].shape[-1] == vaults[0].kind.num_classes
-    if whitened:
-        rate: Any = min(_RATE * math.sqrt(epsilon), _LARGEST_RATE)
-        rate = keras.optimizers.schedules.PolynomialDecay(rate, epochs * steps, 0.0)
-        inner: Any = keras.optimizers.SGD(rate)
-    else:
-        inner = keras.optimizers.Adam(_PLAIN_RATE)
-    optimizer = LabelDPOptimizer(
-        inner,
-        1.0,
-        noise,
-        preconditioner=GaussNewton(min(256, size)) if whitened else None,
-        insecure_seed=insecure_seed,
-    )
+    optimizer = recipe.optimizer(whitened, insecure_seed)
     private.compile(optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics)
     # A training that goes on after a kill has a part of its plan left.
     made_of = Receipts.merged(public.receipts, batches.receipts)
-    private._spending.plan_epochs(private._planned(batches, None, {}), epochs, made_of)
+    private._spending.plan_epochs(private._planned(batches, None, {}), recipe.epochs, made_of)
     return private, batches, [PrivacySpent()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recipe:
+    """The sampling, the noise and the optimizer of a training that costs (epsilon, delta)."""
+
+    epsilon: float
+    delta: float
+    size: int  # number of labels
+    epochs: int
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls,
+        vaults: tuple[PrivateLabels, ...],
+        epsilon: float,
+        delta: float | None,
+        epochs: int,
+        batch_size: int,
+    ) -> _Recipe:
+        size = len(vaults[0])
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        epochs = _validate.integer_at_least("epochs", epochs, 1)
+        batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
+        if batch_size > size:
+            raise ValueError(f"batch_size must be at most {size} labels, got {batch_size}.")
+        delta = min(vault.budget.delta for vault in vaults) if delta is None else delta
+        if not delta:
+            raise ValueError(
+                "expected a budget with delta above zero, got 0. Make the vault with "
+                "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
+            )
+        return cls(epsilon, delta, size, epochs, batch_size)
+
+    @property
+    def sampling_probability(self) -> float:
+        return self.batch_size / self.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.size / self.batch_size)
+
+    def optimizer(self, whitened: bool, insecure_seed: int | None) -> LabelDPOptimizer:
+        steps = self.epochs * self.steps_per_epoch
+        noise = calibrate_noise_multiplier(
+            self.epsilon, self.delta, sampling_probability=self.sampling_probability, steps=steps
+        )
+        inner: Any = keras.optimizers.Adam(_PLAIN_RATE)
+        if whitened:
+            rate = min(_RATE * math.sqrt(self.epsilon), _LARGEST_RATE)
+            decay = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
+            inner = keras.optimizers.SGD(decay)
+        return LabelDPOptimizer(
+            inner,
+            1.0,
+            noise,
+            preconditioner=GaussNewton(min(256, self.size)) if whitened else None,
+            insecure_seed=insecure_seed,
+        )
 
 
 def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -260,18 +260,12 @@ class PrivateStep:
         coordinates = None
         if optimizer.preconditioner is not None:
             coordinates = optimizer.coordinates(vertices(optimizer.preconditioner))
-        clip = Clip(optimizer.l2_norm_clip, plan.group_rows, coordinates)
-        if optimizer.clipping != "norm":
-            only = losses.parts[0]
-            factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
-            clip = LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
-            y = only.part(y)
+        clip = self._clip(losses, plan.group_rows, coordinates)
+        if isinstance(clip, LabelDistanceClip):
+            y = losses.parts[0].part(y)
         result = self.clipping.clipped_sum(Batch(x, y, weights, losses), clip)
         step = optimizer.iterations.value
-        half = self.clipping.float16_layers
-        with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
-            clipped = [tf.identity(part) for part in result.gradients]
-        noisy = self._with_noise_once(clipped, replicas)
+        noisy = self._with_noise_once(result, step, replicas)
         divisor = tf.constant(plan.divisor, tf.float32)
         mean = [part / divisor for part in noisy]
         if coordinates is not None:
@@ -296,7 +290,20 @@ class PrivateStep:
             outputs = result.copied_outputs()
         return outputs, report
 
-    def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
+    def _clip(self, losses: OutputLosses, group_rows: int, coordinates: Any) -> Clip:
+        optimizer = self._optimizer
+        if optimizer.clipping == "norm":
+            return Clip(optimizer.l2_norm_clip, group_rows, coordinates)
+        only = losses.parts[0]
+        factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
+        return LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
+
+    def _with_noise_once(self, result: ClippedSum, step: Any, replicas: Any) -> list[tf.Tensor]:
+        """Returns the clipped sum over all replicas with noise, once its outputs are checked."""
+        half = self.clipping.float16_layers
+        with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
+            clipped = [tf.identity(part) for part in result.gradients]
+
         def noisy(total: list[tf.Tensor]) -> list[tf.Tensor]:
             step = self._guard.take_step(self._optimizer.noise)
             with tf.control_dependencies([step]):

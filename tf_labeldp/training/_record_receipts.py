@@ -183,23 +183,7 @@ def fit(
         PublicInput.bare(model),
         {name: PublicInput.bare(value) for name, value in settings.items()},
     )
-    if not isinstance(labels, NoisyLabels):
-        raise TypeError(
-            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Draw them with "
-            "labels.randomize(mechanism) of a PrivateLabels; for several outputs, call "
-            "model.fit(..., callbacks=[RecordReceipts(first, second)])."
-        )
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"expected a compiled keras.Model, got {type(model).__name__}. Give the model first: "
-            "fit(model, x, noisy)."
-        )
-    PublicInput.sources_of([labels])
-    if isinstance(x, tf.data.Dataset):
-        raise TypeError(
-            "expected x as arrays, got a data set. Give it to model.fit, with "
-            "callbacks=[RecordReceipts(noisy)]."
-        )
+    _check_types(model, x, labels)
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
     x = keras.tree.map_structure(np.asarray, FeatureRows(x, encoder).network_inputs(model))
@@ -237,6 +221,26 @@ def fit(
             return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:
         recorder.end()
+
+
+def _check_types(model: Any, x: Any, labels: Any) -> None:
+    if not isinstance(labels, NoisyLabels):
+        raise TypeError(
+            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Draw them with "
+            "labels.randomize(mechanism) of a PrivateLabels; for several outputs, call "
+            "model.fit(..., callbacks=[RecordReceipts(first, second)])."
+        )
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"expected a compiled keras.Model, got {type(model).__name__}. Give the model first: "
+            "fit(model, x, noisy)."
+        )
+    PublicInput.sources_of([labels])
+    if isinstance(x, tf.data.Dataset):
+        raise TypeError(
+            "expected x as arrays, got a data set. Give it to model.fit, with "
+            "callbacks=[RecordReceipts(noisy)]."
+        )
 
 
 def _weighted(
