@@ -3,69 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-import pathlib
-import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,
     Public,
-    PublicInput,
     Receipts,
     Setting,
     public_input,
 )
-from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
-from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
-from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
+from tf_labeldp.mechanisms import Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
+from tf_labeldp.training._labelled_output import LabelledOutput
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
+from tf_labeldp.training._stage_draws import (
+    StageDraws,
+    StageRecords,
+    StageReport,
+    StageWeights,
+)
 from tf_labeldp.vault import NoisyLabels, Numbers, PrivateLabels, Reservation, guarantee
-from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import TrainedModel
-from tf_labeldp.vault.records import Arrays
-from tf_labeldp.vault.uses import LabelsTogether, NamedUse
 
 _SHUFFLE_STREAM = 1
 """Added to the seed: the order of batches and the split into stages are drawn independently."""
-_SUM_TOLERANCE = 1e-2
-"""The sum of a row may miss one by this, as rows of probabilities in half precision do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StageReport:
-    """Counts of a stage's training set, which depend on noisy labels alone.
+class _Start(NamedTuple):
+    """The variables of a model and of its optimizer, with their initial values."""
 
-    Attributes:
-        stage: number of the stage, from 1.
-        num_new: examples whose labels were drawn for this stage.
-        mean_k: their mean size of the top-k set (K in a first stage without priors).
-        num_reused: examples of earlier stages in the training set.
-        num_dropped: earlier examples left out, as the model's top classes lack their noisy label.
-    """
-
-    stage: int
-    num_new: int
-    mean_k: float
-    num_reused: int
-    num_dropped: int
+    weights: list[tuple[Any, np.ndarray]]
+    optimizer: list[tuple[Any, np.ndarray]]
 
 
 class MultiStageTraining(CountedTraining):
@@ -179,27 +161,18 @@ class MultiStageTraining(CountedTraining):
         seed: int = 0,
         verbose: int = 1,
     ) -> None:
-        if not isinstance(labels, PrivateLabels):
-            raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
-        if isinstance(labels.kind, Numbers):
-            raise ValueError(
-                "expected labels of classes, got numbers. Fit any model on the noisy numbers of "
-                "labels.randomize(tf_labeldp.LabelRandomizer(...))."
-            )
-        self._epsilon = _validate.positive_finite("epsilon", epsilon)
+        _check_kind(labels)
+        epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         encoder = fitted_encoder(encoder, features)
         public = public_input(features, encoder, sample_weight, class_weight)
         *inputs, sample_weight, class_weight = public.value
         of_weights = Receipts.of_weights(sample_weight, class_weight)
         super().__init__(Receipts.merged(public.receipts, of_weights))
-        self._features = Features(FeatureRows(*inputs).network_inputs(), len(labels))
-        _validate.one_label_per_row(self._features.source.num_rows, len(labels))
+        self._features = features = Features(FeatureRows(*inputs).network_inputs(), len(labels))
+        _validate.one_label_per_row(features.source.num_rows, len(labels))
         self._output = output
-        self._sample_weight = Column.weights(sample_weight, len(labels), np.float32)
-        self._class_weight = class_weight
-        if class_weight is not None and class_weight != "balanced":
-            self._class_weight = class_table(class_weight, labels.classes).astype(np.float32)
+        self._weights = StageWeights.of(labels, sample_weight, class_weight)
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
         self._plan = StagePlan.make(
@@ -211,44 +184,18 @@ class MultiStageTraining(CountedTraining):
             mixup_alpha=mixup_alpha,
             seed=seed,
         )
-        self._use_mixup = max(self._plan.mixup_alphas) > 0
-        if self._use_mixup and not self._features.all_floating:
-            raise ValueError("mixup_alpha above 0 needs floating-point features. Cast them.")
+        self._data = StageDataset(features, labels.num_classes, self._plan, seed + _SHUFFLE_STREAM)
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
-        self._first_priors: Priors | None = None
-        origins = [f"-temperature-{value:g}" for value in self._plan.temperatures]
-        origins[0] = ""
-        if priors is not None:
-            first = Priors.of(priors)
-            rows = _validate.prior_rows("priors", first, len(labels), labels.num_classes)
-            origins[0] = f"-priors-{PublicInput.digest_of(rows)[:12]}"
-            rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
-            self._first_priors = Priors(rows, receipts=first.receipts)
-        if not re.fullmatch(r"[\w.-]+", key):
-            raise ValueError(f"key must be letters, digits, '_', '-' and '.', got {key!r}.")
-        # The name of a draw identifies its priors, so that other priors never reuse a draw.
-        self._keys = [
-            f"{key}-stage-{stage}-of-{len(origins)}{origin}"
-            for stage, origin in enumerate(origins, start=1)
-        ]
+        self._draws = StageDraws.of(labels, features.source, epsilon, self._plan, priors, key)
+        self._records = StageRecords(self._draws)
         self._from_logits = from_logits
         self._verbose = verbose
         self._first_epoch = True
-        self._start_weights: list[tuple[Any, np.ndarray]] = []
-        self._start_optimizer: list[tuple[Any, np.ndarray]] = []
-        # By stage, begun in this run or read from a record.
-        self._reports: dict[int, StageReport] = {}
-        self._kept: dict[int, np.ndarray] = {}
+        self._start: _Start | None = None
         self._has_begun = False
         self._reservation: Reservation | None = None
-        self._data = StageDataset(
-            self._features,
-            labels.num_classes,
-            self._plan.steps_per_epoch,
-            seed=seed + _SHUFFLE_STREAM,
-        )
 
     @property
     def epochs(self) -> int:
@@ -263,7 +210,7 @@ class MultiStageTraining(CountedTraining):
     @property
     def reports(self) -> tuple[StageReport, ...]:
         """A ``StageReport`` for each stage so far."""
-        return tuple(self._reports[stage] for stage in sorted(self._reports))
+        return tuple(report for _, report in sorted(self._records.reports.items()))
 
     def noisy_labels(self) -> NoisyLabels:
         """Returns the noisy labels of all stages drawn so far, with their priors.
@@ -271,25 +218,7 @@ class MultiStageTraining(CountedTraining):
         They all have ``RRWithPrior`` as their mechanism: the randomized response of a first stage
         is ``RRWithPrior`` under a uniform prior.
         """
-        drawn = [self._draw(stage, None) for stage in self._drawn_stages()]
-        k = self._labels.num_classes
-        mechanism = RRWithPrior(self._epsilon, k)
-        if not drawn:
-            return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), mechanism)
-        priors: list[Any] = [noisy.priors for noisy in drawn]
-        if self._first_priors is None:
-            priors[0] = np.full(k, 1.0 / k)
-        receipts = Receipts.merged(*(noisy.receipts for noisy in drawn))
-        parts = zip(priors, drawn, strict=True)
-        rows = np.concatenate([np.broadcast_to(p, (len(noisy), k)) for p, noisy in parts])
-        return NoisyLabels(
-            np.concatenate([noisy.values for noisy in drawn]),
-            np.concatenate([noisy.indices for noisy in drawn]),
-            mechanism,
-            Priors(rows, receipts=receipts),
-            receipts,
-            of_part=drawn[0].of_part,
-        )
+        return self._draws.together()
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the guarantee of the trained model, or raises if there is none yet.
@@ -298,10 +227,10 @@ class MultiStageTraining(CountedTraining):
             delta: in [0, 1); None takes the delta of the vault's budget.
         """
         if self.model is None:
-            drawn = sum(self._plan.parts[stage].size for stage in self._drawn_stages())
+            drawn = sum(self._plan.parts[stage].size for stage in self._draws.stages())
             raise RuntimeError(
                 "expected a model trained with these stages among its callbacks, got none; "
-                f"epsilon={self._epsilon:g} was spent on the labels of {drawn} of "
+                f"epsilon={self._draws.epsilon:g} was spent on the labels of {drawn} of "
                 f"{len(self._labels)} examples. Call {FIT}, which uses these draws."
             )
         return guarantee(self.model, delta)
@@ -329,28 +258,17 @@ class MultiStageTraining(CountedTraining):
                 f"expected {self.steps_per_epoch} batches for {replicas} replicas, got a stage of "
                 f"{smallest} examples. Raise its fraction or the batch_size."
             )
-        self._reserve()
+        self._reservation = self._draws.reserve()
         if not self._has_begun:
             # A second dataset adds no epochs.
             self._has_begun = True
-            self._draw(0, self._first_priors)
-            self._kept[0] = np.empty(0, dtype=np.int64)
+            self._draws.draw(0, self._draws.first_priors)
+            self._records.kept[0] = np.empty(0, dtype=np.int64)
             # A single stage needs no callback: its labels serve all epochs.
             passes = math.inf if len(self._plan.parts) == 1 else self._plan.epochs[0]
             self._data.set(self._training_set(stage=0, epoch=0), passes)
-        is_weighted = self._sample_weight is not None or self._class_weight is not None
-        return self._data.build(
-            self._use_mixup, replicas, is_weighted=is_weighted, output=self._output
-        )
-
-    def _reserve(self) -> None:
-        """Reserves the draws to come: a first one would be wasted if there is none for a later."""
-        parts = enumerate(zip(self._keys, self._plan.parts, strict=True))
-        uses = [
-            (NamedUse(self._labels, key), self._mechanism(stage), part)
-            for stage, (key, part) in parts
-        ]
-        self._reservation = LabelsTogether.reserve(uses)
+        is_weighted = self._weights is not None
+        return self._data.build(replicas, is_weighted=is_weighted, output=self._output)
 
     def set_model(self, model: keras.Model) -> None:
         """Copies the initial weights and optimizer, before other callbacks restore theirs.
@@ -363,8 +281,7 @@ class MultiStageTraining(CountedTraining):
                 model(self._features.first)
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-        self._start_weights = _snapshot(model.variables)
-        self._start_optimizer = _snapshot(optimizer.variables)
+        self._start = _Start(_snapshot(model.variables), _snapshot(optimizer.variables))
         self._labels.adopt(Receipts.merged(public_input(model).receipts, self._trained_on))
         super().set_model(model)
 
@@ -374,7 +291,7 @@ class MultiStageTraining(CountedTraining):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
         self._first_epoch = True
-        self._reserve()
+        self._reservation = self._draws.reserve()
         if self.params.get("epochs") != self.epochs:
             raise ValueError(
                 f"expected epochs={self.epochs}, as the stages have, got "
@@ -382,85 +299,27 @@ class MultiStageTraining(CountedTraining):
             )
         inspected = InspectedModel(self.model)
         inspected.check_features_fit(self._features.tensors)
-        self._check_model()
+        self._labelled.check(self._features.first, self._labels.num_classes)
         inspected.check_missing(self._features.tensors)
 
     @property
-    def _logits(self) -> bool:
-        if self._from_logits is not None:
-            return self._from_logits
-        return KerasLoss(self._loss).from_logits
-
-    @property
-    def _loss(self) -> Any:
-        """The loss of the output that has the labels."""
-        loss = self.model.loss
-        if self._output is None:
-            return loss
-        inspected = InspectedModel(self.model)
-        is_known = list(inspected.outputs) != [""] or not isinstance(loss, dict)
-        losses = inspected.by_output(loss, "loss") if is_known else dict(loss)
-        others = [name for name, part in losses.items() if part is not None]
-        if others != [self._output]:
-            raise ValueError(
-                f"expected a loss for the output {self._output!r} alone, which has the labels, got "
-                f"losses for {others}. Compile with loss={{{self._output!r}: ...}}, and None for "
-                "the outputs of a list."
-            )
-        return losses[self._output]
-
-    def _of_output(self, outputs: Any) -> Any:
-        """Returns the output that has the labels."""
-        if self._output is None:
-            return outputs
-        is_dict = isinstance(outputs, dict)
-        names = list(outputs if is_dict else InspectedModel(self.model).outputs)
-        if self._output not in names:
-            raise ValueError(
-                f"expected output= to be one of the outputs {names}, got {self._output!r}. Name "
-                "the output as the model does."
-            )
-        if is_dict:
-            return outputs[self._output]
-        return outputs if len(names) == 1 else outputs[names.index(self._output)]
-
-    def _check_model(self) -> None:
-        k = self._labels.num_classes
-        outputs = self._of_output(self.model(self._features.first, training=False))
-        loss = KerasLoss(self._loss)
-        shape = tuple(outputs.shape) if keras.ops.is_tensor(outputs) else ()
-        if shape != (1, k):
-            raise ValueError(
-                f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
-                f"one example. End it with keras.layers.Dense({k}), for CategoricalCrossentropy, "
-                "or name one of several outputs in output=. The same stages use the same draw."
-            )
-        if loss.takes_codes:
-            raise ValueError(
-                f"expected a loss of rows, since the dataset has one-hot labels, got "
-                f"{loss.name!r}. Use keras.losses.CategoricalCrossentropy."
-            )
-        row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
-        if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
-            raise ValueError(
-                "expected probabilities from the model, as its loss has no from_logits=True, got "
-                "other numbers. Set from_logits=True there or here, or end the model in a softmax."
-            )
+    def _labelled(self) -> LabelledOutput:
+        return LabelledOutput(self.model, self._output, self._from_logits)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Enters the stage of this epoch, or resumes inside it."""
         stage = self._plan.stage_of(epoch)
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
-            self._resume(stage if begins else stage + 1)
+            self._records.read(stage if begins else stage + 1)
         self._first_epoch = False
         if begins and self._steps is not None:
             self._steps.look()
             self._begin(stage)
             self._steps.accept()
-        begun = [s for s in self._drawn_stages() if s in self._reports]
+        begun = [s for s in self._draws.stages() if s in self._records.reports]
         TrainedModel(self.model).attach(
-            Receipts.merged(*(self._draw(s, None).receipts for s in begun))
+            Receipts.merged(*(self._draws.draw(s, None).receipts for s in begun))
         )
         self._data.set(self._training_set(stage, epoch))
         super().on_epoch_begin(epoch)
@@ -474,14 +333,14 @@ class MultiStageTraining(CountedTraining):
         super().on_train_end()
         if self._reservation is not None:
             self._reservation.give_back()
-        parts, begun = self._plan.parts, len(self._reports)
+        parts, begun = self._plan.parts, len(self._records.reports)
         if begun < len(parts):
             unused = sum(part.size for part in parts[begun:])
             warnings.warn(
                 f"training ended in stage {begun} of {len(parts)}: the labels of {unused} of "
                 f"{len(self._labels)} examples were neither drawn nor charged; "
-                f"epsilon={self._epsilon:g} was spent on each of the others. Continue with the "
-                "same call of fit, and initial_epoch= the number of epochs done.",
+                f"epsilon={self._draws.epsilon:g} was spent on each of the others. Continue with "
+                "the same call of fit, and initial_epoch= the number of epochs done.",
                 stacklevel=2,
             )
 
@@ -492,7 +351,7 @@ class MultiStageTraining(CountedTraining):
         if keras.backend.backend() == "jax":
             # The weights set below would otherwise be overwritten.
             self.model.jax_state_sync()
-        self._set_back([*self._start_weights, *self._start_optimizer])
+        self._set_back(weights=True)
         self.model.reset_metrics()
         raise RuntimeError(
             "expected model.fit to read the noisy labels of this stage, got another dataset; the "
@@ -503,25 +362,23 @@ class MultiStageTraining(CountedTraining):
     def _begin(self, stage: int) -> None:
         """Draws the stage's labels under the current model and restarts the optimizer."""
         part = self._plan.parts[stage]
-        earlier = [self._stored(s) for s in range(stage)]
-        priors = self._first_priors
+        earlier = [self._draws.stored(s) for s in range(stage)]
+        priors = self._draws.first_priors
         if stage > 0:
             self._report(f"Stage {stage + 1}: predicting priors for {part.size} examples")
             rows = self._predict([stage], self._plan.temperatures[stage])
             priors = Priors(rows, receipts=public_input(self.model).receipts)
-        self._draw(stage, priors)
+        self._draws.draw(stage, priors)
         mean_k = float(self._labels.num_classes)
         if priors is not None:
-            mechanism = RRWithPrior(self._epsilon, self._labels.num_classes)
+            mechanism = RRWithPrior(self._draws.epsilon, self._labels.num_classes)
             mean_k = float(mechanism.optimal_k(priors).mean())
         kept = self._filter(earlier, max(1, round(mean_k))) if earlier else part[:0]
         pool = sum(map(len, earlier)) if self._reuse_labels else 0
         report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
-        self._save_state(stage, kept, report)
-        self._reports[stage], self._kept[stage] = report, kept
+        self._records.add(stage, kept, report)
         if stage > 0:
-            weights = [] if self._warm_start else self._start_weights
-            self._set_back([*weights, *self._start_optimizer])
+            self._set_back(weights=not self._warm_start)
             self._report(
                 f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
@@ -529,45 +386,14 @@ class MultiStageTraining(CountedTraining):
 
     def _training_set(self, stage: int, epoch: int) -> TrainingSet:
         noisy = np.full(len(self._labels), -1, dtype=np.int64)
-        for drawn in self._drawn_stages():
-            noisy[self._plan.parts[drawn]] = self._draw(drawn, None).values
-        indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        weights = np.ones(len(noisy), np.float32)
-        if self._sample_weight is not None:
-            weights = self._sample_weight
-        if self._class_weight is not None:
-            weights = weights * self._class_weights()[noisy]
+        for drawn in self._draws.stages():
+            noisy[self._plan.parts[drawn]] = self._draws.draw(drawn, None).values
+        indices = np.concatenate([self._plan.parts[stage], self._records.kept[stage]])
+        weights = np.ones(indices.size, np.float32)
+        if self._weights is not None:
+            weights = self._weights.of_rows(indices, noisy[indices], self._draws)
         alpha = self._plan.mixup_alphas[stage]
-        return TrainingSet(indices, noisy[indices], weights[indices], alpha, epoch)
-
-    def _class_weights(self) -> np.ndarray:
-        """Returns the weights ``float32`` (K,) of the noisy classes."""
-        if not isinstance(self._class_weight, str):
-            return self._class_weight
-        # The noisy labels of stage 1 are among the receipts of every stage.
-        drawn = self._draw(0, None)
-        shares = np.maximum(drawn.posterior().mean(axis=0), 1.0 / len(drawn))
-        return (1.0 / (len(shares) * shares)).astype(np.float32)
-
-    def _mechanism(self, stage: int) -> ClassificationMechanism:
-        kind = RandomizedResponse if stage == 0 and self._first_priors is None else RRWithPrior
-        return kind(self._epsilon, self._labels.num_classes)
-
-    def _drawn_stages(self) -> list[int]:
-        return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
-
-    def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
-        self._features.source.check_not_extended(len(self._labels))
-        part, key = self._plan.parts[stage], self._keys[stage]
-        return self._labels.randomize(self._mechanism(stage), part, priors, key=key)
-
-    def _stored(self, stage: int) -> NoisyLabels:
-        if not self._labels.has_draw(self._keys[stage]):
-            raise RuntimeError(
-                f"expected a vault that drew the labels of stage {stage + 1}, got another. Give it "
-                "the store of that run: PrivateLabels(..., store=path)."
-            )
-        return self._draw(stage, None)
+        return TrainingSet(indices, noisy[indices], weights, alpha, epoch)
 
     @without_retracing_warnings()
     def _predict(self, stages: Sequence[int], temperature: float) -> np.ndarray:
@@ -579,8 +405,7 @@ class MultiStageTraining(CountedTraining):
             lambda some: (self._features.take(some),), num_parallel_calls=tf.data.AUTOTUNE
         ).prefetch(tf.data.AUTOTUNE)
         outputs = self.model.predict(features, verbose=int(self._is_verbose))
-        outputs = self._of_output(outputs)
-        return priors_from_outputs(outputs, self._logits, temperature)
+        return self._labelled.priors(outputs, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
         indices = np.concatenate(self._plan.parts[: len(earlier)])
@@ -593,45 +418,12 @@ class MultiStageTraining(CountedTraining):
         likely = top_k_members(self._predict(range(len(earlier)), 1.0), k)
         return indices[likely[np.arange(noisy.size), noisy]]
 
-    def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
+    def _set_back(self, *, weights: bool) -> None:
+        """Sets the optimizer, and with ``weights`` the model, to their initial state."""
+        start: Any = self._start
         with _scope(self.model):
-            for variable, value in start:
+            for variable, value in [*(start.weights if weights else []), *start.optimizer]:
                 variable.assign(value)
-
-    def _state_path(self, stage: int) -> pathlib.Path | None:
-        if self._labels.store_path is None:
-            return None
-        return pathlib.Path(self._labels.store_path) / "stages" / f"{self._keys[stage]}.npz"
-
-    def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
-        """Records the reused examples, for a run that resumes inside the stage."""
-        path = self._state_path(stage)
-        if path is None:
-            return
-        arrays = Arrays(
-            kept=kept,
-            mean_k=np.asarray(report.mean_k),
-            num_dropped=np.asarray(report.num_dropped),
-        )
-        PlainFile(path).write_in_private(arrays.to_bytes(), replace=True)
-
-    def _resume(self, num_stages: int) -> None:
-        """Restores a run from the records of the stages that have begun."""
-        for stage in set(range(num_stages)) - set(self._reports):
-            path = self._state_path(stage)
-            if path is None or not path.exists():
-                raise RuntimeError(
-                    f"expected a record of stage {stage + 1}, got none: its labels would be drawn, "
-                    "and charged, a second time. Give the vault the store of that run, "
-                    "PrivateLabels(..., store=path), or start from epoch 0 with a new model."
-                )
-            with np.load(path, allow_pickle=False) as state:
-                kept, mean_k, dropped = (state[name] for name in ("kept", "mean_k", "num_dropped"))
-            new = self._plan.parts[stage].size
-            self._kept[stage] = kept
-            self._reports[stage] = StageReport(
-                stage + 1, new, float(mean_k), kept.size, int(dropped)
-            )
 
     @property
     def _is_verbose(self) -> bool:
@@ -640,15 +432,6 @@ class MultiStageTraining(CountedTraining):
     def _report(self, text: str) -> None:
         if self._is_verbose:
             print(f"\n{text}", flush=True)
-
-
-def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.ndarray:
-    """Returns a model's probabilities at a temperature, ``float64`` (m, K)."""
-    if logits:
-        return prior_from_logits(outputs, temperature)
-    # Sums of half-precision rows miss one by more than the check in double precision allows.
-    outputs = np.asarray(outputs, dtype=np.float64)
-    return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
 
 
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
@@ -660,3 +443,13 @@ def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:
     return [(value, np.array(keras.ops.convert_to_numpy(value))) for value in variables]
+
+
+def _check_kind(labels: Any) -> None:
+    if not isinstance(labels, PrivateLabels):
+        raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
+    if isinstance(labels.kind, Numbers):
+        raise ValueError(
+            "expected labels of classes, got numbers. Fit any model on the noisy numbers of "
+            "labels.randomize(tf_labeldp.LabelRandomizer(...))."
+        )

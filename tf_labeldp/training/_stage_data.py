@@ -138,10 +138,13 @@ class StageDataset:
     as Keras expects, so a smaller training set has smaller batches.
     """
 
-    def __init__(self, features: Features, num_classes: int, steps: int, seed: int) -> None:
+    def __init__(self, features: Features, num_classes: int, plan: StagePlan, seed: int) -> None:
+        self._uses_mixup = max(plan.mixup_alphas) > 0
+        if self._uses_mixup and not features.all_floating:
+            raise ValueError("mixup_alpha above 0 needs floating-point features. Cast them.")
         self._features = features
         self._num_classes = num_classes
-        self._steps = steps
+        self._steps = plan.steps_per_epoch
         self._seed = seed
         self._lock = threading.Lock()
         self._current: Any = None
@@ -160,7 +163,6 @@ class StageDataset:
 
     def build(
         self,
-        use_mixup: bool,
         num_replicas: int = 1,
         *,
         is_weighted: bool = False,
@@ -196,7 +198,7 @@ class StageDataset:
         def load(rows: tf.Tensor, noisy: tf.Tensor, weights: tf.Tensor, share: tf.Tensor) -> Any:
             x = self._features.take(rows)
             y = tf.one_hot(noisy, self._num_classes, dtype=keras.config.floatx())
-            if use_mixup:
+            if self._uses_mixup:
                 x = tf.nest.map_structure(lambda part: _mixed(part, share), x)
                 y, weights = (
                     _mixed_targets(y, weights, share)
