@@ -560,9 +560,25 @@ def test_damaged_bytes_are_refused():
             Receipts.from_bytes(one)
 
 
+def test_a_new_field_raises_the_format():
+    """A version that knows another set of fields writes another format: list it here."""
+    fields = {
+        3: "actor answers budget_epsilon charge delta digest examples id key kind labels "
+        "metrics_reported num_units output_digest plan plan_uses relation sample_weights seeded "
+        "time unit use version what",
+    }
+    label_set = {3: "name people size stored"}
+    charge = {3: "assumptions delta epsilon event"}
+    receipt = spent(LABELS)
+    full = {field.name for field in dataclasses.fields(receipt)} | {"digest"}
+    assert full == set(fields[FORMAT].split()) >= set(receipt.to_json())
+    assert set(receipt.to_json()["labels"]) == set(label_set[FORMAT].split())
+    assert set(receipt.to_json()["charge"]) == set(charge[FORMAT].split())
+
+
 def test_a_newer_format_is_refused_and_says_who_reads_it():
     newer = packed(format=FORMAT + 1, version="9.9", receipts="of another shape")
-    with pytest.raises(ReceiptError, match=r"of tf-labeldp 9\.9.*Install the newer"):
+    with pytest.raises(ReceiptError, match=r"newer version of tf-labeldp \(9\.9\), .* Update"):
         Receipts.from_bytes(newer)
 
 

@@ -260,7 +260,7 @@ def test_statements_of_another_run_or_version_are_refused(tables, tmp_path):
     another = statement_of(tables.new(tmp_path / "second.csv", "code"))
     for content, message in (
         (json.dumps(old), r"tf-labeldp 0\.1\.0"),
-        (json.dumps(new), r"has format 2, made by tf-labeldp 9\.9 randomize"),
+        (json.dumps(new), r"newer version of tf-labeldp \(tf-labeldp 9\.9 randomize\)"),
         (json.dumps(another), "damaged or edited"),
         *((text, "damaged or edited") for text in ("", "[]", "{}", "{", '"text"', "\ufffd")),
     ):

@@ -373,7 +373,7 @@ DAMAGE = {
     "cut": (lambda content: content[:-7], "damaged"),
     "flipped": (lambda content: content[:20] + bytes([content[20] ^ 1]) + content[21:], "damaged"),
     "edited": (edited, "damaged or was edited"),
-    "newer": (newer, r"got format 99 of tf-labeldp 9\.9.*Install the newer version"),
+    "newer": (newer, r"newer version of tf-labeldp \(9\.9\), with format 99, .* Update tf-labeldp"),
 }
 
 

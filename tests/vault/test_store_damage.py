@@ -112,8 +112,21 @@ def test_missing_files_are_refused(make, store, filled):
 def test_a_record_of_a_newer_version_is_refused(make, store, filled):
     change = {"format": 5, "version": "9.1"}
     rewrite(store / "records" / "000001", lambda meta: meta.update(change))
-    message = r"000001 has format 5, .*Use the version of tf-labeldp that wrote it"
+    message = r"000001 has format 5, .*A newer version of tf-labeldp wrote it: update"
     with pytest.raises(LabelStoreError, match=message):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_record_with_an_unknown_field_is_of_a_newer_version(make, store, filled):
+    """A digest that fits the record shows that the field was written, not added."""
+    first, second = (store / "records" / name for name in ("000000", "000001"))
+    change = {"weather": "fair", "version": "9.1"}
+    rewrite(second, lambda meta: meta.update(change), before=first.read_bytes().split(b" ")[0])
+    message = r"000001: this record was written by a newer version of tf-labeldp \(9\.1\), with .*"
+    with pytest.raises(LabelStoreError, match=message + "Update tf-labeldp"):
+        make(epsilon=2.0, store=store)
+    rewrite(second, lambda meta: meta.update(weather="foul"))
+    with pytest.raises(LabelStoreError, match="is damaged"):
         make(epsilon=2.0, store=store)
 
 

@@ -37,7 +37,11 @@ from tf_labeldp.accounting.budget import FIXED, ROUNDING, Charge, CountedCharges
 from tf_labeldp.accounting.events import EventFields
 
 FORMAT = 3
-"""The format of receipts in files. A newer one is refused; 1 (of 0.2) and 2 (of 0.3) are read."""
+"""The format of receipts in files. A newer one is refused; 1 (of 0.2) and 2 (of 0.3) are read.
+
+This and the other formats of files (of a store, of its records, of noisy labels) rise in the first
+release that writes what the release before would refuse or misread: a field that is new, is gone or
+has another meaning."""
 _OMITTED = {"use": "", "plan": "", "plan_uses": 1, "budget_epsilon": None}
 """Fields that JSON omits at these values, so that files of earlier versions keep their digests."""
 
@@ -100,7 +104,24 @@ _MOST_PAIRS = 1000
 
 
 class ReceiptError(ValueError):
-    """Receipts were refused: damaged, edited, or written by a newer version."""
+    """Receipts were refused: damaged, edited, or written by a newer version.
+
+    Attributes:
+        is_newer: whether a newer version wrote them.
+    """
+
+    is_newer: bool = False
+
+    @classmethod
+    def of_newer(cls, subject: str, unknown: str, version: object = None) -> ReceiptError:
+        """Returns the error of a file with something ``unknown``; the subject has its verb."""
+        number = "" if version is None else f" ({str(version)[:_LONGEST_NAME]})"
+        error = cls(
+            f"{subject} written by a newer version of tf-labeldp{number}, with "
+            f"{unknown[:_LONGEST_NAME]}, which {__version__} does not know. Update tf-labeldp."
+        )
+        error.is_newer = True
+        return error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,11 +442,9 @@ class Receipt:
             fields = dict(data)
             if fields.pop("digest") != _digest(fields):
                 raise ValueError("the digest does not match the content")
-            if unknown := sorted(fields.keys() - _FIELDS):
-                raise ReceiptError(
-                    f"a receipt was written by a newer version, tf-labeldp {fields['version']}, "
-                    f"with the field {unknown[0]!r}, which {__version__} does not know. Install "
-                    "the newer version to read it."
+            if unknown := _unknown_fields(fields):
+                raise ReceiptError.of_newer(
+                    "a receipt was", f"the field {unknown[0]!r}", fields["version"]
                 )
             fields["charge"] = _charge_of_json(fields["charge"])
             fields["labels"] = _label_set_of_json(fields["labels"])
@@ -460,6 +479,22 @@ class Receipt:
 
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Receipt))
+_FIELDS_OF_LABELS = frozenset(field.name for field in dataclasses.fields(LabelSet))
+_FIELDS_OF_CHARGE = frozenset({"epsilon", "delta", "event", "assumptions"})
+_FIELDS_OF_ASSUMPTION = frozenset({"code", "who", "text"})
+
+
+def _unknown_fields(fields: dict[str, Any]) -> list[str]:
+    """Returns the fields of a receipt, and of the objects in it, that this version does not know.
+
+    The digest of the receipt fits them, so that they were written, not added.
+    """
+    charge = fields["charge"]
+    unknown = [fields.keys() - _FIELDS, fields["labels"].keys() - _FIELDS_OF_LABELS]
+    unknown.append(charge.keys() - _FIELDS_OF_CHARGE)
+    notes = [note for note in charge["assumptions"] if isinstance(note, dict)]
+    unknown += [note.keys() - _FIELDS_OF_ASSUMPTION for note in notes]
+    return sorted(frozenset().union(*unknown))
 
 
 def _charge_of_json(fields: dict[str, Any]) -> Charge:
@@ -601,17 +636,19 @@ class Receipts(tuple[Receipt, ...]):
         """Returns the receipts, and everything that ``to_bytes`` wrote with them."""
         try:
             data = _validate.json_of(_validate.unpacked(content, _LEAST_BYTES, _MOST_RATIO))
-            written, version, listed = data["format"], data["version"], list(data["receipts"])
+            written = _validate.integer_at_least("the format", data["format"], 1)
+            if written > FORMAT:
+                raise ReceiptError.of_newer(
+                    "these receipts were", f"format {written}", data["version"]
+                )
+            listed = list(data["receipts"])
+        except ReceiptError:
+            raise
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ReceiptError(
                 f"the receipts of this file are damaged ({error}), so the cost of its labels can't "
                 "be counted. Use an unchanged copy of the file."
             ) from error
-        if written not in (1, 2, FORMAT):
-            raise ReceiptError(
-                f"expected receipts of format {FORMAT}, which tf-labeldp {__version__} reads, got "
-                f"format {written} of tf-labeldp {version}. Install the newer version to read them."
-            )
         return cls(map(Receipt.from_json, listed)), data
 
 

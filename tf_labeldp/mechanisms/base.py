@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
+from tf_labeldp.accounting import (
+    Private,
+    Public,
+    Receipt,
+    ReceiptError,
+    Receipts,
+    Setting,
+    public_input,
+)
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.mechanisms.priors import PriorRows
 from tf_labeldp.mechanisms.random_bits import Rng
@@ -140,7 +148,12 @@ class Mechanism(abc.ABC):
                 f"expected one of {sorted(_REGISTRY)}, got unknown mechanism {name!r}. Import the "
                 "module that defines it first."
             )
-        mechanism = _REGISTRY[name].from_config(data["config"])
+        kind = _REGISTRY[name]
+        unknown = sorted(data["config"].keys() - set(_arguments(kind)))
+        if unknown and kind.is_of_this_library(kind):
+            argument = f"the argument {unknown[0]!r} of {name}"
+            raise ReceiptError.of_newer("this mechanism was", argument)
+        mechanism = kind.from_config(data["config"])
         if "receipts" in data:
             receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])
             object.__setattr__(mechanism, "receipts", receipts)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 FORMAT = 1
+"""The format of noisy labels; ``FORMAT`` in accounting/receipts.py says when it rises."""
 _CSV_BLOCK = 1 << 26
 """Bytes of a table parsed at a time, which must hold the longest cell."""
 _TARGETS = ("values", "posterior", "debiased")
@@ -706,7 +707,12 @@ class NoisyFiles:
                 )
         try:
             fields = _validate.json_of(PlainFile(self.statement.resolve()).read(None))
-            if fields.get("format") != FORMAT and "made_by" in fields:
+            written = fields.get("format")
+            if isinstance(written, int) and written > FORMAT:
+                raise ReceiptError.of_newer(
+                    f"the noisy labels in {path} were", f"format {written}", fields["made_by"]
+                )
+            if written != FORMAT and "made_by" in fields:
                 raise ReceiptError(
                     f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
                     f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "

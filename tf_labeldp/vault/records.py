@@ -33,8 +33,8 @@ from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 
 FORMAT = 4
-"""The format of a store. 0.3 wrote 3, and refuses 4: it does not know the place in
-``last-record``."""
+"""The format of a store; ``FORMAT`` in accounting/receipts.py says when it rises. 0.3 wrote 3, and
+refuses 4: it does not know the place in ``last-record``."""
 KEY_FILE = "labels.key"
 """The file of the secret key of keyed draws."""
 _LEAST_UNPACKED, _MOST_RATIO = 1 << 26, 200

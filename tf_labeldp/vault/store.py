@@ -44,7 +44,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt
+from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt, ReceiptError
 from tf_labeldp.vault.files import (
     LabelStoreError,
     PlainFile,
@@ -89,6 +89,10 @@ _OF_0_2, _OLDEST = 2, 3
 _RECORD_FORMAT = 4
 """The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
 receipts with the fields of a plan damaged."""
+_RECORD = {"format", "version", "number", *Record.PLAIN} | {
+    *("receipt", "budget", "made_of", "weights", "arrays")
+}
+"""Fields of a record."""
 _NEEDED = {"label_set", "people", "num_labels"}
 _KINDS = {"num_classes", "range", "labels_in_row"}
 """Fields of the kinds of labels, of which the header of a vault has one."""
@@ -680,6 +684,9 @@ class LabelStore:
                 raise damaged(path)
             if digest.decode() != _digest(self._digests[-1].encode() + text):
                 raise damaged(path)
+            if unknown := sorted(fields.keys() - _RECORD):
+                field = f"the field {unknown[0]!r}"
+                raise ReceiptError.of_newer("this record was", field, fields["version"])
             expected, *names = fields.get("arrays") or [""]
             if not (forgotten and not content) and _digest(content) != expected:
                 raise damaged(path)
@@ -701,6 +708,8 @@ class LabelStore:
         except LabelStoreError:
             raise
         except Exception as error:
+            if isinstance(error, ReceiptError) and error.is_newer:
+                raise LabelStoreError(f"{path}: {error} Nothing was changed.") from error
             # Damaged fields raise errors of many types.
             raise damaged(path) from error
 
@@ -927,7 +936,9 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
 
 def _unknown_format(path: str | os.PathLike[str], version: Any, newest: int) -> LabelStoreError:
     advice = "Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
-    if version == _OF_0_2:
+    if isinstance(version, int) and version > newest:
+        advice = "A newer version of tf-labeldp wrote it: update tf-labeldp."
+    elif version == _OF_0_2:
         advice = "0.2 wrote it: open it with 0.3 once, which brings it to format 3."
     return LabelStoreError(
         f"{path} has format {version}, and tf-labeldp {__version__} reads formats {_OLDEST} to "
