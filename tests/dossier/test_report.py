@@ -23,6 +23,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
+from tf_labeldp.mechanisms import AggregateMechanism, LabelMechanism
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import Keyed, Numbers, Store, forget
 
@@ -283,7 +284,8 @@ class TestPage:
         remarks = ["Assumptions are few", "this draw lost nothing"]
         stated = found.statement.with_remarks(remarks)
         lines = str(stated).splitlines()
-        Report({**found.content, "statement": lines}, stated).save(tmp_path / "out")
+        content = {**found.content, "guarantee": json.loads(stated.to_json())}
+        Report(content, stated).save(tmp_path / "out")
         page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
         promise, _, rest = page.partition("</div>")
         assert [text for text in remarks if f"<br>remark: {text}\n" not in promise] == []
@@ -333,6 +335,31 @@ class TestPage:
         assert "=None" not in page and " ...</td>" not in page
         assert "compose to their sum or less" in page and "not declared (people=): those" in page
         assert "for n = 400 examples (1 / n would allow publishing the label of" in page
+
+    def test_the_purpose_of_every_mechanism_is_its_own(self):
+        """A statistic is no noisy label, and a new mechanism says what it is for."""
+        everything = [*vars(ldp.mechanisms).values(), *vars(ldp.pate).values()]
+        kinds = {
+            kind
+            for kind in everything
+            if inspect.isclass(kind)
+            and issubclass(kind, (LabelMechanism, AggregateMechanism))
+            and not inspect.isabstract(kind)
+        }
+        assert len(kinds) > 15
+        statistics = {kind for kind in kinds if issubclass(kind, AggregateMechanism)}
+        assert {kind.__name__ for kind in statistics if "purpose" not in vars(kind)} == set()
+        assert all(kind.purpose == "noisy labels" for kind in kinds - statistics)
+        purposes = {kind.purpose for kind in statistics}
+        assert len(purposes) == len(statistics) > 5 and not purposes & {"", "noisy labels"}
+
+    def test_a_reason_is_shown_as_it_was_written(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        reason = "as agreed (limit=None, see RandomizedResponse(epsilon=1))"
+        labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason=reason)
+        report(tmp_path / "s").save(tmp_path / "out")
+        page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+        assert "budget raised to epsilon=5, delta=0.0001: as agreed (limit=None, see" in page
 
     def test_no_label_and_no_secret_is_in_it(self, tmp_path):
         """Reports of stores with different labels differ in random bits alone."""

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, guarantee
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.mechanisms import (
+    ChannelMechanism,
     HistogramMechanism,
     InformativeRR,
+    LabelMechanism,
     LaplaceMechanism,
     Priors,
     ProjectiveGeometryResponse,
@@ -37,6 +39,7 @@ from tf_labeldp.vault.row_ids import RowIds
 
 KEY = bytes(range(32))
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
+CHANNEL = ChannelMechanism(1.0, (0.0, 1.0), (-1.0, 2.0), ((0.7, 0.3), (0.3, 0.7)))
 BINS = RROnBins(1.0, [0.0, 1.0, 2.0], outputs=[0.5, 1.5], bin_of_input=[0, 0, 1])
 CASES = [
     (RandomizedResponse(1.0, 4), None),
@@ -89,6 +92,21 @@ def test_numbers_are_drawn_too():
     assert set(drawn.tolist()) == {0.5, 1.5}
     assert np.mean(drawn == 0.5) == pytest.approx(np.e / (1 + np.e), abs=0.01)
     np.testing.assert_array_equal(drawn, draw(np.arange(N), np.zeros(N, np.int32), BINS))
+
+
+def test_a_channel_of_numbers_is_drawn_too():
+    """``LabelRandomizer(unbiased=True)`` draws by it, and had released its histogram by then."""
+    for label, of_second in ((0.0, 0.3), (1.0, 0.7)):
+        drawn = draw(np.arange(N), np.full(N, label), CHANNEL)
+        assert set(drawn.tolist()) == {-1.0, 2.0}
+        assert np.mean(drawn == 2.0) == pytest.approx(of_second, abs=0.01)
+        part = draw(np.arange(100, 200), np.full(100, label), CHANNEL)
+        np.testing.assert_array_equal(drawn[100:200], part)
+
+
+def test_every_mechanism_with_keyed_draws_is_drawn_here():
+    drawn = {type(mechanism) for mechanism, _ in CASES} | {RROnBins, ChannelMechanism}
+    assert set(LabelMechanism.with_keyed_draws()) == drawn
 
 
 @pytest.mark.parametrize("texts", [False, True])

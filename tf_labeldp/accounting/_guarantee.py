@@ -23,6 +23,8 @@ _RELATIONS = {
     RELATION_REPLACE: "If {unit} changed (replace_label)",
     "add_or_remove": "If {unit} were added or removed (add_or_remove: for comparison only)",
 }
+_IN_FULL = {**_RELATIONS, RELATION_REPLACE: "If {unit} changed to any other one"}
+"""The relations for readers who know none by its name."""
 _VOUCHES = {
     "nobody": "Not assigned: read these first",
     "authors": "The authors of other code, and of declarations",
@@ -225,25 +227,36 @@ class PrivacyGuarantee:
             groups[_VOUCHES.get(note.who, _VOUCHES["nobody"])].append(note)
         return {title: notes for title, notes in groups.items() if notes}
 
-    def __str__(self) -> str:
-        lines = [self.headline]
+    def sentences(self, *, in_full: bool = False) -> list[str]:
+        """Returns what the headline means, without assumptions and remarks.
+
+        ``in_full`` is for readers who know neither the name of the relation nor what a delta of
+        1/n would allow.
+        """
+        sentences = []
         if math.isfinite(self.epsilon):
             start = "With secret random bits: " if self.seeded else ""
-            change = _RELATIONS[self.relation].format(unit=self.unit)
+            change = (_IN_FULL if in_full else _RELATIONS)[self.relation].format(unit=self.unit)
             exponential = f"e^{_rounded_up(self.epsilon)}"  # math.exp overflows from 710 on
             if self.epsilon < 700.0:
                 exponential = _rounded_up(math.exp(self.epsilon), digits=4)
             factor = f"more than {exponential} times as likely"
             rest = f", except with probability {_rounded_up(self.delta)}" if self.delta else ""
-            lines.append(f"  {start}{change}, no outcome would become {factor}{rest}.")
+            sentences.append(f"{start}{change}, no outcome would become {factor}{rest}.")
         if self.delta and self.num_units:
             worth = self.delta * self.num_units
-            lines.append(
-                f"  delta: {_rounded_up(worth, 3)} / n, for n = {self.num_units:,}"
-                + (f" (WARNING: not below 1 / n; {_TOO_LARGE})" if _is_large(worth) else "")
+            note = " examples (1 / n would allow publishing the label of one example)" * in_full
+            if _is_large(worth):
+                note = f" (WARNING: not below 1 / n; {_TOO_LARGE})"
+            sentences.append(
+                f"delta: {_rounded_up(worth, 3)} / n, for n = {self.num_units:,}{note}"
             )
         if self.adaptive is not None:
-            lines.append(f"  For any adaptive use: {adaptive_promise(self.adaptive)}.")
+            sentences.append(f"For any adaptive use: {adaptive_promise(self.adaptive)}.")
+        return sentences
+
+    def __str__(self) -> str:
+        lines = [self.headline, *(f"  {sentence}" for sentence in self.sentences())]
         if self.assumptions:
             lines.append(f"  Assumptions, by who must vouch for them ({_PAGE}):")
         for title, notes in self.assumptions_by_voucher().items():

@@ -19,7 +19,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class ReceiptError(ValueError):
     is_newer: bool = False
 
     @classmethod
-    def of_newer(cls, subject: str, unknown: str, version: object = None) -> ReceiptError:
+    def of_newer(cls, subject: str, unknown: str, version: Setting[Any] = None) -> ReceiptError:
         """Returns the error of a file with something ``unknown``; the subject has its verb."""
         number = "" if version is None else f" ({str(version)[:_LONGEST_NAME]})"
         error = cls(
@@ -243,9 +243,12 @@ class Receipt:
         ('draw', 0.5, 3)
     """
 
+    UNNAMED: ClassVar[str] = "unnamed-"
+    """The prefix of the keys of draws that were given no name."""
+
     labels: LabelSet
     charge: Charge
-    what: str  # the use in words
+    what: str  # the ``repr`` of the mechanism, or the use in words
     kind: str = "draw"
     key: str = ""  # name of the use in its store
     examples: Setting[Any] = None  # indices or a mask, kept as Examples; None for all
@@ -380,6 +383,21 @@ class Receipt:
             f"{other.what[:_LONGEST_NAME]!r} and {self.what[:_LONGEST_NAME]!r}. One of them was "
             "edited: use unchanged copies of the files."
         )
+
+    @property
+    def name(self) -> str:
+        """The name that the use was given; empty for draws without one."""
+        return "" if self.key.startswith(self.UNNAMED) else self.key
+
+    def line(self, of: LabelSet, times: int = 1, what: str | None = None) -> str:
+        """Returns the line of ``times`` equal uses in the history of a label set.
+
+        ``what`` is the use in the words of a page; None for those of the receipt.
+        """
+        line = self.what if what is None else what
+        line += ", which failed" if self.kind == "failed" else ""
+        line += f", {times} times" if times > 1 else ""
+        return line + (" (of an input)" if self.labels.name != of.name else "")
 
     @property
     def num_examples(self) -> int:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tf_labeldp import mechanisms
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._texts import for_html
 from tf_labeldp.dossier._verify import verdict
+from tf_labeldp.mechanisms import Mechanism
 
 _STYLE = """
 :root { color-scheme: light dark; --soft: #8884; --bad: #c0392b; }
@@ -63,24 +63,9 @@ _LIMITS = (
     "An audit can refute a claim but can't prove it.",
     "A store that was restored from an earlier copy is indistinguishable from that copy.",
 )
-_ASSUMPTIONS = "  Assumptions, by who"
-"""Beginning of the line above a statement's assumptions."""
 _PLOTS = {"wide": (8.0, 2.8), "narrow": (3.7, 2.8)}
 """Inches of the plot on a screen, and on a phone, where a wide plot would shrink its text."""
 _FONT_POINTS = 12.0
-_NOTHING = re.compile(r", \w+=None|(?<=\()\w+=None(?:, )?")
-"""Arguments of a mechanism that are not set."""
-_USE = re.compile(r"(\w+)\(.*\)((?:, which failed)?(?:, \d+ times)?(?: \(of an input\))?)", re.S)
-"""A mechanism in code, and the words that ``Ledger.history`` adds."""
-_PURPOSES = {
-    "LabelMomentMechanism": "noisy sums of features by label, for a head",
-    "HistogramMechanism": "noisy counts of labels",
-    "LinearBinningMechanism": "noisy counts of labels by score, for a metric",
-    "MetricMechanism": "a noisy metric of predictions",
-    "SelectionMechanism": "a noisy choice among models",
-    "ConfidentGNMax": "noisy votes of teachers",
-}
-"""Purpose of each mechanism that does not draw noisy labels."""
 _OF_PROMISE = (
     "The promises of several files do not stand alone: publishing all of them costs up to the "
     "promise at the top of this page."
@@ -95,6 +80,7 @@ _OF_AUDITS = (
     "false, or covers something else than the audit."
 )
 Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
+"""The columns of a table by their heads: the CSS class of the cells, and their text."""
 _SPREAD: Columns = {
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
     "examples": ("number", lambda row: f"{row['examples']:,}"),
@@ -102,7 +88,7 @@ _SPREAD: Columns = {
 }
 _HISTORY: Columns = {
     "when (UTC)": ("when", lambda row: _when(row["time"])),
-    "use": ("words", lambda row: _in_words(row["what"]) + (f" ({row['key']})" * bool(row["key"]))),
+    "use": ("words", lambda row: brief(row["in_words"]) + f" ({row['key']})" * bool(row["key"])),
     "examples": ("number", lambda row: f"{row['examples']:,}" if row["examples"] else ""),
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
     "so far": ("number", lambda row: _shown(row["epsilon_so_far"])),
@@ -110,7 +96,7 @@ _HISTORY: Columns = {
 }
 _RELEASES: Columns = {
     "receipt": ("", lambda row: row["id"][:12]),
-    "use": ("words", lambda row: _NOTHING.sub("", row["what"])),
+    "use": ("words", lambda row: Mechanism.without_unset(row["what"])),
     "settings": ("words", lambda row: row["settings"]),
     "flags": ("", lambda row: ", ".join(row["flags"])),
     "digest": ("digest", lambda row: row["output_digest"] or ""),
@@ -129,13 +115,15 @@ _AUDITS: Columns = {
     "audited": ("", lambda row: row["of"]),
     "result": ("", lambda row: row["found"].splitlines()),
 }
+_BAD = {"check": ("problems", "not_checked"), "result": ("refutes",)}
+"""Columns whose cells are marked in rows that have one of these."""
 
 
 def page(content: dict[str, Any]) -> str:
     title = "Privacy report: " + ", ".join(entry["folder"] for entry in content["label_sets"])
-    headline, *lines = content["statement"]
-    # Assumptions are indented below the name of the party, and get their own chapter.
-    promise = [line for line in lines if not line.startswith("    ")]
+    # Assumptions get their own chapter.
+    promise = _read(content["guarantee"])
+    lines = [*promise.sentences(in_full=True), *(f"remark: {text}" for text in promise.remarks)]
     vouched = _who_vouches(content)
     sets = "this label set" if len(content["label_sets"]) == 1 else "these label sets"
     skipped = [
@@ -148,8 +136,8 @@ def page(content: dict[str, Any]) -> str:
         f"<h1>{for_html(title)}</h1>",
         f"<p>{for_html(made)}.</p>",
         "<div class=promise>",
-        f"<b>{for_html(headline)}</b><br>for one person, over all releases of {sets}.",
-        *(f"<br>{_line(line)}" for line in promise if not line.startswith(_ASSUMPTIONS)),
+        f"<b>{for_html(promise.headline)}</b><br>for one person, over all releases of {sets}.",
+        *(f"<br>{for_html(line)}" for line in lines),
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",
@@ -218,22 +206,6 @@ def _none(done: str, option: str) -> str:
 
 def _noted(note: str, columns: Columns, rows: Sequence[dict[str, Any]], none: str) -> list[str]:
     return [f"<p>{note}</p>", _table(columns, rows)] if rows else [none]
-
-
-def _line(line: str) -> str:
-    """Returns a line of the promise with the relation in words, and its delta explained."""
-    line = line.replace("changed (replace_label)", "changed to any other one")
-    if line.startswith("  delta: ") and "WARNING" not in line:
-        line += " examples (1 / n would allow publishing the label of one example)"
-    return for_html(line.strip())
-
-
-def _in_words(what: str) -> str:
-    """Returns the purpose of a use and its mechanism; the table of settings has the arguments."""
-    found = _USE.fullmatch(what)
-    if found is None or (found[1] not in mechanisms.__all__ and found[1] not in _PURPOSES):
-        return brief(_NOTHING.sub("", what))
-    return f"{_PURPOSES.get(found[1], 'noisy labels')}: {found[1]}{found[2]}"
 
 
 def _sets(content: dict[str, Any]) -> list[str]:
@@ -339,7 +311,7 @@ def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) 
 
 
 def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
-    """Returns a table; a column has a head, the CSS class of its cells, and their text."""
+    """Returns a table, in which the cells with what is wrong in their row are marked."""
     heads = [
         f"<th{' class=number' if kind == 'number' else ''}>{for_html(head)}</th>"
         for head, (kind, _) in columns.items()
@@ -350,7 +322,7 @@ def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
         for head, (kind, text) in columns.items():
             content = text(row)
             cell = for_html(*(content if isinstance(content, list) else [content]))
-            is_bad = cell.startswith(("WRONG", "not checked")) or "the claim is FALSE" in cell
+            is_bad = head in _BAD and any(row.get(name) for name in _BAD[head])
             kind = f"{kind} bad".strip() if is_bad else kind
             named = f' data-head="{for_html(head)}"'
             named += f' class="{kind}"' if kind else ""

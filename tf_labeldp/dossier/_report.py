@@ -173,7 +173,7 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},
         "remaining": ledger.remaining(),
         "spread": [{"epsilon": epsilon, "examples": n} for epsilon, n in ledger.spread()],
-        "history": [use._asdict() for use in ledger.history()],
+        "history": [{**use._asdict(), "in_words": words} for use, words in ledger.lines()],
         "releases": [_release(receipt) for receipt in own],
     }
 
@@ -190,7 +190,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "actor": receipt.actor,
         "what": receipt.what,
         "kind": receipt.kind,
-        "key": Ledger.name_of(receipt),
+        "key": receipt.name,
         "examples": receipt.num_examples,
         "unit": receipt.unit,
         "epsilon": receipt.charge.epsilon,

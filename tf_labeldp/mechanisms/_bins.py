@@ -44,6 +44,8 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
     Ratios of an output's probabilities determine epsilon; sensitivity plays no role.
     """
 
+    has_keyed_draws = True
+
     inputs: Public[tuple[float, ...]]
     outputs: Public[tuple[float, ...]]
     receipts: tuple[Receipt, ...] = dataclasses.field(

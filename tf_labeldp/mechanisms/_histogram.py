@@ -62,6 +62,8 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         [1002, 997, 996]
     """
 
+    purpose = "noisy counts of labels"
+
     num_classes: int | None = None
     values: Public[tuple[float, ...] | None] = None
     noise: str = "discrete_laplace"

@@ -73,6 +73,8 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         [[-999.0], [1999.0]]
     """
 
+    purpose = "noisy sums of features by label, for a head"
+
     delta: float = 0.0
     num_classes: int | None = None
     low: float | None = None

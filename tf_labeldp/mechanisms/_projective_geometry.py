@@ -66,6 +66,8 @@ class ProjectiveGeometryResponse(WithoutPriors, FrozenClassification):
         ((2,), 1093, (2, 1000))
     """
 
+    has_keyed_draws = True
+
     best_for: str = "shares"
 
     outputs_are_classes = False

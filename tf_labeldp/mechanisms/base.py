@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _Self = TypeVar("_Self", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
+_UNSET = re.compile(r", \w+=None|(?<=\()\w+=None(?:, )?")
+"""Arguments that are None in the ``repr`` of a mechanism."""
 
 
 def _name(kind: type) -> str:
@@ -66,6 +69,8 @@ class Mechanism(abc.ABC):
     delta: float = 0.0
     receipts: tuple[Receipt, ...] = ()
     labels_of: ClassVar[str] = ""
+    purpose: ClassVar[str] = ""
+    """The purpose of the output, for reports."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,6 +100,22 @@ class Mechanism(abc.ABC):
         """Returns whether a class, or the class of a value, is of this library, not a plug-in."""
         kind = value if isinstance(value, type) else type(value)
         return kind.__module__.partition(".")[0] == "tf_labeldp"
+
+    @staticmethod
+    def without_unset(text: str) -> str:
+        """Returns the ``repr`` of a mechanism, which a receipt has, without arguments of None."""
+        return _UNSET.sub("", text)
+
+    @staticmethod
+    def in_words(text: str) -> str:
+        """Returns the purpose and the class of a mechanism of this library by its ``repr``.
+
+        Other uses of labels keep their text.
+        """
+        kind = _REGISTRY.get(text.partition("(")[0])
+        if kind is None or not kind.purpose:
+            return Mechanism.without_unset(text)
+        return f"{kind.purpose}: {kind.__name__}"
 
     @classmethod
     def checked(cls: type[_Self], value: Setting[Any]) -> _Self:
@@ -183,10 +204,26 @@ class LabelMechanism(Mechanism):
         of a label (its prior, its cluster) does not depend on that label.
     """
 
+    purpose = "noisy labels"
     public_input: ClassVar[str | None] = None
     """The public argument of ``randomize``: ``"priors"``, ``"clusters"`` or None."""
     draws_are_independent: ClassVar[bool] = True
     """Whether a noisy label depends on its own label alone; not asked of plug-ins."""
+    has_keyed_draws: ClassVar[bool] = False
+    """Whether a draw takes the same number of random words for each label, and nothing else, so
+    that a key can give each row its words again; not asked of plug-ins."""
+
+    @staticmethod
+    def with_keyed_draws() -> list[type[Mechanism]]:
+        """Returns the classes of this library that have keyed draws."""
+        return [
+            kind
+            for kind in _REGISTRY.values()
+            if issubclass(kind, LabelMechanism)
+            and kind.has_keyed_draws
+            and Mechanism.is_of_this_library(kind)
+            and not inspect.isabstract(kind)
+        ]
 
     @abc.abstractmethod
     @_validate.clears_frames

@@ -48,6 +48,8 @@ def check_number(mechanism: FrozenClassification, most: float) -> None:
 class SetResponse(FrozenClassification):
     """Randomized response over the top-k set of a prior: Algorithm 1 of ``ghazi2021``."""
 
+    has_keyed_draws = True
+
     rest_as_one: ClassVar[bool] = False
     """Whether labels outside the set answer like its least likely class, or else uniformly."""
 

@@ -108,6 +108,8 @@ class MetricMechanism(FrozenAggregate):
         0.67
     """
 
+    purpose = "a noisy metric of predictions"
+
     CLASS_METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "log_loss", "brier")
     NUMBER_METRICS: ClassVar[tuple[str, ...]] = ("mse", "mae", "mean")
 
@@ -262,6 +264,8 @@ class SelectionMechanism(MetricMechanism):
         1
     """
 
+    purpose = "a noisy choice among models"
+
     @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
@@ -348,6 +352,8 @@ class LinearBinningMechanism(FrozenAggregate):
         >>> counts.round(-1).tolist()
         [1500.0, 500.0]
     """
+
+    purpose = "noisy counts of labels by score, for a metric"
 
     num_classes: int = 2  # type: ignore[assignment]
 

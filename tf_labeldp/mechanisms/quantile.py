@@ -77,6 +77,8 @@ class QuantileMechanism(FrozenAggregate):
         -0.6
     """
 
+    purpose = "a noisy quantile of scores, for sets of classes or intervals"
+
     alpha: float
     num_classes: int | None = None
     low: float | None = None

@@ -59,6 +59,8 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         '187 83'
     """
 
+    purpose = "noisy votes of teachers"
+
     num_classes: int
     delta: float = dataclasses.field(kw_only=True)
     num_queries: int = dataclasses.field(kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
-from tf_labeldp.accounting import Assumption, PublicInput
+from tf_labeldp.accounting import Assumption, PublicInput, Receipt
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -26,7 +26,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault.label_kinds import LabelKind, Numbers
-from tf_labeldp.vault.ledger import UNNAMED, Ledger
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import (
     PUBLIC_INPUT,
     Arrival,
@@ -207,7 +207,7 @@ class Draws:
         return self._keyed is not None
 
     def next_name(self, later: int = 0) -> str:
-        return f"{UNNAMED}{self._unnamed + later}"
+        return f"{Receipt.UNNAMED}{self._unnamed + later}"
 
     def not_recorded(self, uses: Sequence[PlannedUse]) -> list[PlannedUse]:
         """Returns the uses that are not recorded; those without a key are the next ones."""
@@ -267,10 +267,10 @@ class Draws:
 
     def _check(self, request: DrawRequest) -> None:
         key, mechanism = request.key, request.mechanism
-        if key is not None and key.startswith(UNNAMED):
+        if key is not None and key.startswith(Receipt.UNNAMED):
             raise ValueError(
-                f"key must not start with {UNNAMED!r}, which names draws without a key, got "
-                f"{key!r}. Use another key."
+                f"key must not start with {Receipt.UNNAMED!r}, which names draws without a key, "
+                f"got {key!r}. Use another key."
             )
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)

@@ -35,15 +35,9 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.mechanisms import (
-    InformativeRR,
     LabelMechanism,
     Mechanism,
     Priors,
-    ProjectiveGeometryResponse,
-    RandomizedResponse,
-    RROnBins,
-    RRTopK,
-    RRWithPrior,
     random_bits,
 )
 from tf_labeldp.mechanisms.classes import row_chunks
@@ -68,14 +62,6 @@ _LONGEST_NAME = 200
 """Bytes of the name of a release, which is part of the names of files."""
 _LEDGER = ".ledger"
 """The suffix of the folder for the ledger of a key without a vault."""
-_KEYED = (
-    RandomizedResponse,
-    RRTopK,
-    RRWithPrior,
-    InformativeRR,
-    ProjectiveGeometryResponse,
-    RROnBins,
-)
 KEYED_ASSUMPTIONS = (
     Assumption(
         "secure-keyed-draws",
@@ -110,6 +96,7 @@ class ReleaseKey(LedgerOwner):
 
     Example:
         >>> import os, tempfile
+        >>> from tf_labeldp import RandomizedResponse
         >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
         >>> key.register("first", RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> key.register("second", RandomizedResponse(epsilon=0.5, num_classes=3))
@@ -463,6 +450,7 @@ def randomize_batch(
             ``mechanisms.Priors``.
 
     Example:
+        >>> from tf_labeldp import RandomizedResponse
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
         >>> key = bytes(32)  # for this example; a real key is secret and random
         >>> randomize_batch([5, 8, 2], [0, 1, 2], mechanism, key, "first").tolist()
@@ -598,9 +586,10 @@ class _Uneven(Exception):
 
 def check_keyed(mechanism: Mechanism) -> None:
     """Raises if a mechanism has no keyed draws."""
-    if type(mechanism) not in _KEYED:
+    kinds = LabelMechanism.with_keyed_draws()
+    if type(mechanism) not in kinds:
         raise TypeError(
-            f"keyed draws need {', '.join(kind.__name__ for kind in _KEYED)}, got "
+            f"keyed draws need {', '.join(kind.__name__ for kind in kinds)}, got "
             f"{type(mechanism).__name__}. For others use PrivateLabels with stored draws."
         )
 

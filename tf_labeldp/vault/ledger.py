@@ -33,6 +33,7 @@ from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.accounting.receipts import Composition
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
@@ -45,8 +46,6 @@ _RESERVE = (
 )
 _ROUNDING = 1e-9
 """Relative slack for a cost that was computed in two ways."""
-UNNAMED = "unnamed-"
-"""The prefix of the names of draws without a key."""
 
 
 class Use(NamedTuple):
@@ -254,11 +253,6 @@ class Ledger:
             return budget
         store = LabelStore(path)
         return None if store.exists() or store.in_project else budget
-
-    @staticmethod
-    def name_of(receipt: Receipt) -> str:
-        """Returns the name that a use was given; empty for draws without one."""
-        return "" if receipt.key.startswith(UNNAMED) else receipt.key
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -560,7 +554,7 @@ class Ledger:
                         f"examples. Use those, or {end}."
                     )
                 return part
-        if use.key is not None and not use.key.startswith(UNNAMED):
+        if use.key is not None and not use.key.startswith(Receipt.UNNAMED):
             return None
         running = [
             part
@@ -978,6 +972,10 @@ class Ledger:
 
         What is reserved comes last. It is in the epsilon of its line, and not in that so far.
         """
+        return UseHistory(use for use, _ in self.lines())
+
+    def lines(self) -> list[tuple[Use, str]]:
+        """Returns the lines of the history, each with its use in the words of a page."""
         with self.turn():
             records = [record for record in self.records if record.receipt or record.budget]
             reserved = list(self._reserved.values())
@@ -994,7 +992,7 @@ class Ledger:
             and (use.use, use.charge.event_text) in own
         }
         records = [r for r in records if r.receipt is None or r.receipt.id not in repeated]
-        uses: list[Use] = []
+        lines: list[tuple[Use, str]] = []
         so_far = Composition(own=self.label_set.name)
         delta = self.budget.delta
         for _, equal in itertools.groupby(records, _line_of):
@@ -1006,20 +1004,22 @@ class Ledger:
             use = first.receipt
             if use is None:
                 what = f"budget raised to {first.budget}: {first.reason}"
-                uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
+                lines.append((Use(first.time, what, 0, 0.0, spent, first.actor, ""), what))
                 continue
             alone = Composition(receipts).guarantee(delta).epsilon
-            what = use.what + (", which failed" if use.kind == "failed" else "")
-            what += f", {len(receipts)} times" if more else ""
-            what += " (of an input)" if use.labels.name != self.label_set.name else ""
-            key = "" if more else self.name_of(use)
-            uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
+            words = Mechanism.in_words(use.what)
+            what, on_page = (
+                use.line(self.label_set, len(receipts), text) for text in (None, words)
+            )
+            key, size = "" if more else use.name, use.num_examples
+            lines.append((Use(use.time, what, size, alone, spent, use.actor, key), on_page))
         spent = so_far.guarantee(delta).epsilon
         for use in reserved:
             alone = Composition([use]).guarantee(delta).epsilon
             what, size = f"{use.what}, reserved", use.num_examples
-            uses.append(Use(use.time, what, size, alone, spent, use.actor, use.key))
-        return UseHistory(uses)
+            on_page = f"{Mechanism.in_words(use.what)}, reserved"
+            lines.append((Use(use.time, what, size, alone, spent, use.actor, use.key), on_page))
+        return lines
 
     def _composed(
         self, history: tuple[tuple[Charge, int], ...], more: Sequence[Charge] = ()
