@@ -1,4 +1,4 @@
-"""The plans of each example, in the order in which they were charged, and what they leave.
+"""The plans of each example, in the order in which they were charged, and the rest of a budget.
 
 Receipts with one ``plan`` are one plan, which stands where the first of them was charged and costs
 what was planned; each other receipt is a plan of its own.
@@ -47,7 +47,7 @@ were given back."""
 
 
 class _Spent(NamedTuple):
-    """What the uses of a chain leave of a budget."""
+    """The rest of a budget after the uses of a chain."""
 
     filter: PrivacyFilter
     plans: dict[str, _Plan]

@@ -1,4 +1,4 @@
-"""Privacy filters: what a budget allows after uses whose parameters depend on earlier outputs.
+"""Privacy filters: budgets for uses whose parameters depend on earlier outputs.
 
 A filter decides before each plan, from the parameters of this plan and of those before it, whether
 the plan is allowed. A plan is a set of uses that were fixed together before the first of them; a
@@ -41,7 +41,7 @@ _ORDERS = np.geomspace(0.5, 2000.0, 64)
 
 
 class _Plan(NamedTuple):
-    """What the filters need to know of a plan."""
+    """A plan, with the costs that the filters add up."""
 
     charges: CountedCharges
     pure: float  # sum of epsilons; infinite with a delta
@@ -210,7 +210,7 @@ _Filter = Any
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyFilter:
-    """What is left of a budget after plans that were chosen adaptively, on one unit.
+    """The rest of a budget after plans that were chosen adaptively, on one unit.
 
     Attributes:
         filters: the filters in parallel that all plans so far are within.

@@ -77,7 +77,7 @@ class Indexed(Protocol):
 
 @runtime_checkable
 class IndexedSource(Indexed, Protocol):
-    """An object whose rows have numbers, and which knows how many there are."""
+    """An object whose rows have numbers, from 0 to its length."""
 
     def __len__(self) -> int: ...
 

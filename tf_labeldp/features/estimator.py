@@ -179,7 +179,7 @@ def note_release(layer: Any, receipts: tuple[Receipt, ...], weights: Any = None)
     if receipts:
         own = layer.weights if weights is None else weights
         TrainedModel(layer).note_counted(receipts, own)
-        # A store knows the others, which are public, by their digests alone.
+        # The others are public: a store recognizes them by their digests alone.
         Ledger.record_digests(
             Weights.digests(layer.weights if weights is not None else ()), receipts
         )

@@ -61,7 +61,7 @@ _POOL = {
     4: "Flatten or average its map: keras.Sequential([encoder, "
     "keras.layers.GlobalAveragePooling2D()]).",
 }
-"""What to do with an encoder whose outputs have more axes, by their number."""
+"""The advice for an encoder whose outputs have more axes, by their number."""
 _EACH = "Return one row for each row of the inputs."
 
 

@@ -1,4 +1,4 @@
-"""The rule of GroupNormalization, with a formula of its own.
+"""The rule of GroupNormalization, whose layer is computed on three axes.
 
 Keras's formula works on five axes, (B, height, width, groups, channels per group), where sums and
 products take several times as long as on (B, positions, channels). Its sums over positions, which

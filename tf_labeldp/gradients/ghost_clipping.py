@@ -1,4 +1,4 @@
-"""Clipped sums in one backward pass per batch, for models whose layers can be told apart.
+"""Clipped sums in one backward pass per batch, for models that are graphs of layers.
 
 Book-keeping (Bu et al. 2023, "Differentially private optimization on large foundation models at
 almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms and

@@ -24,9 +24,9 @@ _MIXING = {
 
 
 class InspectedModel:
-    """A Keras model, or a layer, with what training asks about it.
+    """A Keras model, or a layer: its parts, inputs and outputs, and checks of them.
 
-    Nothing is kept: each question is answered for the present state of the model.
+    Nothing is kept: each property is that of the present state of the model.
     """
 
     def __init__(self, model: Any) -> None:

@@ -68,7 +68,7 @@ def check_mechanism(
     Returns:
         Whether the draws were tested: False for labels or public inputs that can't be made up, for
         a statistic that fails on all labels of its size, and for draws too few to find true labels
-        at this epsilon. The statement of a vault then says "untested".
+        at this epsilon. The statement of a vault then has the word "untested".
 
     Raises:
         TypeError: ``mechanism`` is not a mechanism.

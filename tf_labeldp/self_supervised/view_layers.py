@@ -152,7 +152,7 @@ class RandomResizedCrop(ImageViews):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class RandAugment(ImageViews):
-    """Shifts and mirrors each image, then applies operations of its own.
+    """Shifts and mirrors each image, then applies operations that it draws for this image.
 
     Args:
         shift: as for ``RandomWarp``.

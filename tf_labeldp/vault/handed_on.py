@@ -1,4 +1,4 @@
-"""The receipts of what a procedure of several releases hands on: a choice, or a step's data."""
+"""Receipts of the choices and the later steps of a procedure of several releases."""
 
 from __future__ import annotations
 

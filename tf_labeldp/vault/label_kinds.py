@@ -201,7 +201,7 @@ class LabelKind(abc.ABC):
     def check_loss(self, loss: Setting[Any], units: int) -> None:
         """Raises if a Keras loss of an output of ``units`` units is not for these labels.
 
-        ``loss`` says which labels it takes, as ``gradients.keras_loss.KerasLoss`` does.
+        ``loss`` is a ``gradients.keras_loss.KerasLoss``, or has its attributes.
         """
 
     def header(self) -> dict[str, Any]:

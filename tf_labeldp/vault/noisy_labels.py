@@ -217,7 +217,7 @@ class NoisyLabels:
 
     @property
     def label_range(self) -> tuple[float, float]:
-        """The smallest and the largest label that the draw of numbers tells apart."""
+        """The smallest and the largest label that the draw distinguishes."""
         mechanism: Any = self.mechanism
         low, high = mechanism.label_range()
         if self.shift is None or not len(self):

@@ -169,7 +169,7 @@ class Uses:
             self.ledger.notes = (_PUBLIC_ARRIVALS,)
 
     def check_unit(self, unit: str | None) -> None:
-        """Raises for a use of users' labels whose cost is not said to be for a user."""
+        """Raises for a use of users' labels whose cost is not for all labels of one user."""
         if self.ledger.users is not None and unit != "user":
             raise ValueError(
                 f"expected a use whose cost is for all labels of one user, got unit={unit!r}. Give "
