@@ -139,7 +139,7 @@ class UseChain:
 
 
 def _counted(plan: _Plan) -> tuple[CountedCharges, CountedCharges]:
-    """Returns the charges of a plan, and those of what was not given back of it."""
+    """Returns the charges of a plan, and those of its uses that were not given back."""
     whole = tuple((charge, number) for charge, (number, *_) in plan.items())
     used = ((charge, number - given_back) for charge, (number, _, given_back) in plan.items())
     return whole, tuple((charge, number) for charge, number in used if number > 0)
@@ -260,7 +260,7 @@ class UseChains:
         rows: Any = None,
         planned: Iterable[UseInPlan] = (),
     ) -> list[PrivacyFilter]:
-        """Returns what is left of a budget for each person with one of these examples.
+        """Returns the rest of a budget for each person with one of these examples.
 
         ``planned`` are more uses of them.
         """

@@ -36,11 +36,11 @@ class Tap:
 class TappedModel:
     """Calls a functional or sequential model in training mode, and taps the layers with rules.
 
-    Nested models and attention are taken apart into the layers inside. An operation without a
+    Nested models and attention are split into the layers inside. An operation without a
     rule, which could mix examples, runs on each example alone.
 
     Raises:
-        NoRuleError: the model cannot be taken apart.
+        NoRuleError: the model can't be split.
     """
 
     def __init__(self, model: keras.Model) -> None:

@@ -222,8 +222,8 @@ class _Space:
     def hyperplane(self, points: np.ndarray, flip: np.ndarray, choice: np.ndarray) -> np.ndarray:
         """Returns the hyperplane of a choice among those through a point, or, flipped, without it.
 
-        The coordinates of the normal at all places but that of the point's first one are free; up
-        to scale if their product with the point is to be zero, and scaled if it is to be one.
+        All coordinates of the normal are free, except for the one at the first nonzero place of the
+        point: up to scale if its product with the point is zero, exactly if the product is one.
         """
         vectors, width = self.points(points), self.num_coordinates - 1
         first = np.argmax(vectors != 0, axis=0)

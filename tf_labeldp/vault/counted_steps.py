@@ -29,7 +29,7 @@ _FEW_BYTES = 4096
 
 
 class CountedSteps:
-    """The steps of one training, whose receipts cover what they made of a model, and no more.
+    """The steps of one training, whose receipts cover the weights that they left, and no others.
 
     It keeps the values that the last counted step left. Before the next step, at the end of each
     epoch and in each statement they are compared with the present values. A value that anything

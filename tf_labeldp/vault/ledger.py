@@ -462,7 +462,7 @@ class Ledger:
         made_of: Iterable[Receipt] = (),
         of_plan: tuple[str, int] = ("", 1),
     ) -> Reservation:
-        """Reserves the uses that are not reserved yet, all or none, and joins the others' plans.
+        """Reserves the uses that are not reserved yet, all or none, and joins the plans of others.
 
         ``made_of`` are receipts of their public inputs, which are counted with the first of them.
         ``of_plan`` is a plan that they are a part of, and its number of uses.
@@ -648,7 +648,7 @@ class Ledger:
             self._reserved.pop(name, None)
 
     def _plan(self, receipts: Iterable[Receipt], given_back: Iterable[str] = ()) -> None:
-        """Counts receipts in the filter, and takes back what was not drawn of a plan.
+        """Counts receipts in the filter, and takes back the undrawn uses of a plan.
 
         A use leaves no trace if nothing was drawn of its plan, and nothing that came later: what a
         later use may cost has followed from it. A use that was given back may be reserved again.
@@ -922,7 +922,7 @@ class Ledger:
         inherited: Sequence[Receipt] = (),
         without: Receipt | None = None,
     ) -> list[PrivacyFilter]:
-        """Returns what is left of the budget after planned uses, for each distinct history."""
+        """Returns the rest of the budget after planned uses, for each distinct history."""
         chains = self._chains
         again = self._given_back & {receipt.id for receipt in inherited}
         if again or without is not None:

@@ -1,4 +1,4 @@
-"""Uses of labels: what they cost, whether the budget allows them, and their charges."""
+"""Uses of labels: their cost, the check against the budget, and their charges."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class NamedUse:
         return reservation
 
     def check_budget(self, mechanism: Any) -> None:
-        """Raises if the budget does not allow what is neither recorded nor reserved of a use."""
+        """Raises if the budget does not allow a use; its recorded or reserved parts are free."""
         with self._uses.ledger.turn():
             self._uses.check(self._uses.draws.not_recorded(self.planned(mechanism)))
 
@@ -192,7 +192,7 @@ class Uses:
         self.ledger.check(planned, receipts, covering)
 
     def charge(self, use: PlannedUse, made_of: Sequence[Receipt], **flags: Any) -> Receipt:
-        """Charges a use outside the vault; takes what was reserved for it."""
+        """Charges a use outside the vault; takes the reserved use, if any."""
         with self.ledger.turn():
             # Its name is for the history: an epoch is found by its cost.
             part = self.ledger.reserved_use(use._replace(key=None))
