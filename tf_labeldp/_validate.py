@@ -101,8 +101,9 @@ def takes_old_arguments(function: Callable[_Arguments, _Result]) -> Callable[_Ar
 
     @functools.wraps(function)
     def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        passed = dict(zip(signature.parameters, arguments, strict=False)) | keywords
         for name, default in defaults.items():
-            if keywords.get(name, default) != default:
+            if passed.get(name, default) != default:
                 warn_of_old(owner, name, stacklevel=2)
         return function(*arguments, **keywords)
 

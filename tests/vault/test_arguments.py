@@ -187,6 +187,13 @@ def test_an_option_of_0_3_warns_and_works_and_its_default_is_silent(owner, tmp_p
         assert {each.filename for each in caught} == {__file__}
 
 
+def test_an_old_argument_by_place_warns_too():
+    vault = PrivateLabels(Y, 2, budget=PrivacyBudget(99.0))
+    with pytest.warns(DeprecationWarning, match=r"check_budget\(receipts=\)"):
+        vault.check_budget(RandomizedResponse(1.0, 2), None, RECEIPTS)
+    assert list(inspect.signature(vault.check_budget).parameters) == ["mechanism", "indices"]
+
+
 def test_at_most_ten_arguments():
     parameters = inspect.signature(PrivateLabels).parameters
     assert len(parameters) <= 10 and not set(parameters) & set(REPLACED)
