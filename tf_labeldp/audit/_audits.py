@@ -23,7 +23,7 @@ Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
 @_validate.clears_frames
-def audit_mechanism(
+def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its bound)
     mechanism: Setting[Any],
     labels: Private[Any] = None,
     *,

@@ -47,7 +47,7 @@ _ASSUMPTIONS = (
 )
 
 
-def randomize_labels(
+def randomize_labels(  # noqa: PLR0913 (a vault and its draw in one call)
     mechanism: Public[LabelMechanism | Randomizer],
     *,
     label_key: str = "label",

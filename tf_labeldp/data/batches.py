@@ -29,7 +29,7 @@ _MOST_REPEATS = 20
 
 
 @_validate.clears_frames
-def poisson_batches(
+def poisson_batches(  # noqa: PLR0913 (sampling, weights and users of one table)
     features: Public[Any],
     labels: Private[Any],
     *,

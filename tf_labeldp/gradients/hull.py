@@ -326,7 +326,7 @@ class HullProjection(NamedTuple):
         return smoothing * self.coefficients + (1.0 - smoothing) * other
 
 
-def project_onto_hull(
+def project_onto_hull(  # noqa: PLR0913 (a hull, its start, its solver's settings)
     operator: GradientOperator,
     target: Setting[Sequence[Any]],
     hull: str = "per_example",

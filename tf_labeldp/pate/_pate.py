@@ -62,7 +62,7 @@ class PATE:
         (20, 2.0)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the paper's parameters)
         self,
         epsilon: float,
         delta: float,

@@ -77,7 +77,7 @@ class DivideMix(Learner):
         4.0
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the paper's parameters)
         self,
         network: Public[keras.Model],
         weak: Public[Any] = None,

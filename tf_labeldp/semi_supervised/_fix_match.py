@@ -80,7 +80,7 @@ class FixMatch(Learner):
         4.0
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the paper's parameters)
         self,
         network: Public[keras.Model],
         weak: Public[Any] = None,
@@ -229,7 +229,7 @@ class FixMatch(Learner):
         outputs = y_pred["labelled"] if isinstance(y_pred, dict) else y_pred
         return super().compute_metrics(x, y, outputs, sample_weight)
 
-    def fit(  # type: ignore[override]
+    def fit(  # type: ignore[override]  # noqa: PLR0913 (Keras's arguments, and the targets)
         self,
         x: Public[Any] = None,
         y: Public[Any] = None,

@@ -89,7 +89,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     # The model that counts its steps, as a weak reference.
     _owner: Callable[[], Any] = staticmethod(lambda: None)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (TF Privacy's arguments, the denoiser, Keras's name)
         self,
         inner_optimizer: Setting[keras.optimizers.Optimizer | str],
         l2_norm_clip: float,

@@ -41,7 +41,7 @@ _GROUP = 8
 
 
 @_validate.clears_frames
-def make_private(
+def make_private(  # noqa: PLR0913 (a model, its batches and its budget in one call)
     model: Public[keras.Model],
     *,
     epsilon: float,

@@ -137,7 +137,7 @@ class MultiStageTraining(CountedTraining):
     """
 
     @_validate.clears_frames
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the paper's parameters of all stages)
         self,
         features: Public[Any],
         labels: Private[PrivateLabels],

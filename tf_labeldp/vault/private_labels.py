@@ -180,7 +180,7 @@ class PrivateLabels(LedgerOwner):
 
     @_validate.clears_frames
     @takes_arguments_of_0_3
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the labels, their unit, budget, store and draws)
         self,
         labels: Private[Any],
         kind: Setting[LabelKind | int | None] = None,
@@ -632,7 +632,7 @@ class PrivateLabels(LedgerOwner):
         examples = found.effective_examples / self.mean_group_size
         return dataclasses.replace(found, effective_examples=examples)
 
-    def charge(
+    def charge(  # noqa: PLR0913 (the fields of the receipt that it writes)
         self,
         charge: Charge,
         *,
