@@ -17,7 +17,7 @@ stopped benchmark resumes.
 from __future__ import annotations
 
 import argparse
-import copy
+import dataclasses
 import pathlib
 import time
 import warnings
@@ -33,6 +33,9 @@ from bench_feature_maps import read_adult
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.heads.design import HeadTerms
+from tf_labeldp.heads.public_rows import PublicRows
+from tf_labeldp.vault import Classes
 
 HEADS = {"ridge": PrivateRidge, "logistic": PrivateLogisticRegression}
 HEAD_METHODS = ("ridge", "logistic", "smooth ridge", "smooth logistic")
@@ -72,20 +75,17 @@ class Features:
         return self._made[smooth]
 
     def read(self, smooth: bool, epsilon: float) -> Any:
-        """Returns public rows and labels for a release: the same for all heads and seeds.
-
-        Calls the head's own steps one by one, so that seeds share the public part.
-        """
+        """Returns public rows for a release, and their design: the same for all heads and seeds."""
         if self._read.get(smooth, (None, None))[0] != epsilon:
             y = self.data.y_train
             head = PrivateLogisticRegression(
                 epsilon, 1.0 / len(y), num_classes=self.data.num_classes, insecure_seed=0
             )
             inputs = FeatureRows(self.get(smooth)[0], None, max_bytes=2e9)
-            rows, source = head._survey(inputs, head._checked_source(y))
-            head._design(rows, source)
-            rows.scan()
-            self._read[smooth] = epsilon, (rows, source)
+            rows, sample = PublicRows.survey(inputs, head.max_bytes)
+            terms = HeadTerms.of(head, Classes(self.data.num_classes)).for_rows(rows)
+            scanned = rows.scaled(terms.scaling(rows, sample)).scan()
+            self._read[smooth] = epsilon, (scanned, terms.design(scanned))
         return self._read[smooth][1]
 
 
@@ -95,17 +95,15 @@ def head_results(
     """Yields (seed, log-probabilities on the test set); all seeds share the public passes."""
     data, n = features.data, len(features.data.y_train)
     smooth = method.startswith("smooth")
-    rows, source = features.read(smooth, epsilon)
-    mechanism = source.mechanism
+    rows, design = features.read(smooth, epsilon)
     for seed in seeds:
-        moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        moments = design.terms.mechanism.release(data.y_train, rows, rng=rng)
         head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)
-        # A fit overwrites its matrices.
-        copied = copy.copy(rows)
-        copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
-        head._finish(copied, moments, source)
+        solver = HeadTerms.of(head, design.terms.kind).solver
+        terms = dataclasses.replace(design.terms, solver=solver)
         # The noise is seeded, so no statement is needed.
-        head.receipts_ = ()
+        dataclasses.replace(design, terms=terms).fit(moments).keep_in(head, ())
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
 
 

@@ -61,7 +61,8 @@ PARTS = {
         "tests/training/test_label_dp_model_privacy.py",
     ),
     "release": (
-        "tf_labeldp/heads/one_release_head.py tf_labeldp/heads/label_source.py",
+        "tf_labeldp/heads/one_release_head.py tf_labeldp/heads/design.py "
+        "tf_labeldp/heads/label_source.py",
         "tests/heads/test_head_guarantee.py tests/heads/test_private_ridge.py "
         "tests/heads/test_private_logistic_regression.py tests/heads/test_allocation.py "
         "tests/heads/test_public_rows.py tests/heads/test_fits_on_arrays.py "

@@ -110,11 +110,9 @@ def test_the_sketch_of_a_release_knows_the_encoder():
     """Without the mean and the spread, nothing else of a release's name would."""
     scanned = []
     for encode in (Flatten(), lambda images: 2.0 * np.reshape(images, (len(images), -1)) ** 2):
-        rows = PublicRows(FeatureRows(IMAGES, encode), 8e9)
-        rows.survey()
-        rows.design(center=False, intercept=0.2, noise_to_signal=None)
-        rows.scan()
-        scanned.append(rows)
+        rows, sample = PublicRows.survey(FeatureRows(IMAGES, encode), 8e9)
+        scaling = rows.scaling(sample, center=False, intercept=0.2, noise_to_signal=None)
+        scanned.append(rows.scaled(scaling).scan())
     assert scanned[0].matches(scanned[0].digest())
     assert not scanned[0].matches(scanned[1].digest())
 

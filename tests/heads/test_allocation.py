@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -31,6 +32,10 @@ def remaining_error(shares, eigenvalues, noise_to_signal):
     """``sum_j c_j^2 v_j / (c_j^2 + v_j)`` with ``c_j^2 = l_j / sum l``, ``v_j = noise / p_j``."""
     c2 = np.asarray(eigenvalues) / np.sum(eigenvalues)
     return float(np.sum(c2 * noise_to_signal / (c2 * shares + noise_to_signal)))
+
+
+def water_filling(noise_to_signal):
+    return functools.partial(PublicRows.spread_shares, noise_to_signal=noise_to_signal)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +104,9 @@ def test_half_a_spread_is_between_water_filling_and_the_features(noise):
     rows = np.random.default_rng(0).normal(size=(300, 12)) * np.sqrt(eigenvalues)
     covariance = np.asfortranarray(rows.T @ rows / 300)
     values = np.linalg.eigvalsh(covariance)
-    mapped = rows @ PublicRows.spread_map(covariance.copy(order="F"), noise, half=True)[0]
-    expected = PublicRows.half_spread_shares(values, noise)
+    halves = functools.partial(PublicRows.half_spread_shares, noise_to_signal=noise)
+    mapped = rows @ PublicRows.spread_map(covariance.copy(order="F"), halves)[0]
+    expected = halves(values)
     found = np.square(mapped).mean(axis=0)
     np.testing.assert_allclose(found, expected[expected > 0.0], atol=1e-5)
 
@@ -119,7 +125,7 @@ def test_the_map_gives_each_direction_its_share(noise):
     rows -= rows.mean(axis=0)
     covariance = rows.T @ rows / len(rows)
     values = np.linalg.eigvalsh(covariance)
-    map_, _ = PublicRows.spread_map(np.asfortranarray(covariance), noise)
+    map_, _ = PublicRows.spread_map(np.asfortranarray(covariance), water_filling(noise))
     expected = PublicRows.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
     expected = expected[expected > 0.0]
     assert map_.dtype == np.float32 and map_.shape == (6, expected.size)
@@ -136,12 +142,12 @@ def test_rounding_gets_no_share_at_any_budget():
     rows = (rows - rows.mean(axis=0)).astype(np.float64)
     covariance = np.asfortranarray(rows.T @ rows / len(rows))
     assert 0.0 < abs(np.linalg.eigvalsh(covariance)[0]) < 1e-12
-    assert PublicRows.spread_map(covariance, 1e-30)[0].shape == (8, 7)
+    assert PublicRows.spread_map(covariance, water_filling(1e-30))[0].shape == (8, 7)
 
 
 def test_the_signs_of_the_directions_are_fixed():
     """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
     rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]
-    map_, _ = PublicRows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
+    map_, _ = PublicRows.spread_map(np.asfortranarray(rows.T @ rows), water_filling(1e-4))
     largest = np.abs(map_).argmax(axis=0)
     assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)

@@ -39,10 +39,8 @@ SETTINGS = {
 
 
 def rows_of_a_head(settings, features=SIX):
-    rows = PublicRows(FeatureRows(features), 8e9)
-    rows.survey()
-    rows.design(**SETTINGS[settings])
-    return rows
+    rows, sample = PublicRows.survey(FeatureRows(features), 8e9)
+    return rows.scaled(rows.scaling(sample, **SETTINGS[settings]))
 
 
 def codes(kind, labels):
@@ -90,8 +88,7 @@ def test_replacement_of_one_label_moves_the_moments_by_the_sensitivity(kind, set
     arguments, labels = KINDS[kind]
     rows = rows_of_a_head(settings)
     x = np.concatenate(list(rows.blocks()))
-    rows.scan()
-    max_l1 = rows.max_l1
+    max_l1 = rows.scan().max_l1
     worst = worst_l1 = 0.0
     rng = np.random.default_rng(0)
     for place, (old, new) in itertools.product(range(6), itertools.permutations(labels, 2)):

@@ -16,15 +16,17 @@ from tf_labeldp.plugins import FeatureRows, PublicRows
 FALSE_ALARM = 1e-6
 
 
-def rows_of(source, max_bytes=8e9):
-    return PublicRows(FeatureRows(source), max_bytes)
+def survey(source, max_bytes=8e9):
+    return PublicRows.survey(FeatureRows(source), max_bytes)
 
 
 def designed(source, center=True, intercept=0.2, noise_to_signal=0.01, max_bytes=8e9):
-    rows = rows_of(source, max_bytes)
-    rows.survey()
-    rows.design(center=center, intercept=intercept, noise_to_signal=noise_to_signal)
-    return rows, rows.scaling
+    """The scaled rows, and their scaling."""
+    rows, sample = survey(source, max_bytes)
+    scaling = rows.scaling(
+        sample, center=center, intercept=intercept, noise_to_signal=noise_to_signal
+    )
+    return rows.scaled(scaling), scaling
 
 
 def table(n=500, d=7, dtype=np.float32):
@@ -68,15 +70,15 @@ def test_rows_have_unit_norm_and_their_gram_matrix(center, intercept, noise_to_s
     assert (scaling.spread is None) == (noise_to_signal is None)
     if noise_to_signal == 0.3:
         assert scaling.spread.shape[1] < 7  # what noise would drown gets nothing
-    rows.scan()
+    rows = rows.scan()
     found = all_rows(rows)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, rtol=0, atol=1e-12)
     expected = scaled_by_hand(x, center, intercept, scaling.spread)
     np.testing.assert_allclose(found, expected, atol=1e-6 if noise_to_signal else 1e-12)
     np.testing.assert_allclose(np.triu(rows.gram), np.triu(found.T @ found), atol=1e-10)
-    assert rows.num_rows == 500
+    assert rows.rows.num_rows == 500
     assert rows.max_l1 == np.abs(found).sum(axis=1).max()
-    np.testing.assert_allclose(rows.sample, found, atol=1e-7)  # there was room for all
+    np.testing.assert_allclose(rows.sample.rows, found, atol=1e-7)  # there was room for all
 
 
 def test_a_row_equal_to_the_mean_has_the_constant_alone():
@@ -91,8 +93,7 @@ def test_a_row_equal_to_the_mean_has_the_constant_alone():
     with_mean_row = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]], np.float32)
     rows, _ = designed(with_mean_row, intercept=0.0)
     np.testing.assert_allclose(np.linalg.norm(all_rows(rows), axis=1), [1.0, 1.0, 0.0])
-    rows.scan()
-    assert np.all(np.isfinite(rows.gram))
+    assert np.all(np.isfinite(rows.scan().gram))
 
 
 def test_a_row_outside_of_all_directions_is_zero():
@@ -108,9 +109,7 @@ def test_a_row_outside_of_all_directions_is_zero():
 
 
 def scanned(source, **how):
-    rows = designed(source, **how)[0]
-    rows.scan()
-    return rows
+    return designed(source, **how)[0].scan()
 
 
 def test_the_digest_knows_the_rows_and_not_how_they_are_cut_or_rounded():
@@ -146,10 +145,10 @@ def test_the_sample_is_uniform_and_the_same_however_it_is_cut():
     stream = np.arange(30_000, dtype=np.float64)[:, np.newaxis]
     kept = []
     for cuts in (1, 7, 30_000 // 13):
-        sample = public_rows.RowSample(1, 4 * 2000, 30_000)
+        sample = public_rows.Reservoir(1, 2000)
         for part in np.array_split(stream, cuts):
             sample.add(part)
-        kept.append(sample.rows())
+        kept.append(sample.sample().rows)
     assert all(np.array_equal(one, kept[0]) for one in kept)
     places = kept[0][:, 0].astype(int)
     assert kept[0].dtype == np.float32 and np.unique(places).size == 2000
@@ -166,7 +165,7 @@ def test_rows_that_are_not_finite_are_refused(bad):
     with pytest.raises(
         ValueError, match=r"3 row\(s\) have NaN, infinity .* first at row 17, column\(s\) 2\."
     ):
-        rows_of(x).survey()
+        survey(x)
 
 
 def test_large_and_small_units_make_no_difference():
@@ -195,7 +194,7 @@ def test_too_many_features_say_how_many_fit():
     with pytest.raises(
         ValueError, match=r"at most \d+ features .* got 9000, which need 3\.2 GB"
     ) as caught:
-        rows_of(wide, max_bytes=2e9).survey()
+        survey(wide, max_bytes=2e9)
     fit = int(str(caught.value).split("at most ")[1].split()[0])
     PublicRows.check_memory(fit, 2e9)
     with pytest.raises(ValueError, match="at most"):
@@ -204,9 +203,8 @@ def test_too_many_features_say_how_many_fit():
 
 def test_a_sample_keeps_within_its_share_of_the_memory():
     x = np.random.default_rng(0).normal(size=(5000, 7)).astype(np.float32)
-    rows = rows_of(x, max_bytes=4 * 28 * 1000)
-    rows.survey()
-    assert rows.sample.shape == (1000, 7) and rows.num_rows == 5000
+    rows, sample = survey(x, max_bytes=4 * 28 * 1000)
+    assert sample.rows.shape == (1000, 7) and rows.num_rows == 5000
 
 
 def test_nearly_any_two_rows_that_change_places_are_noticed():
@@ -226,11 +224,11 @@ def unit_rows(n, width, spread):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def gram_error(rows, single, block=700):
+def gram_error(rows, dtype=np.float64, block=700):
     """The largest error of an entry (i, j), over sqrt(A_ii A_jj)."""
     gram = np.zeros((rows.shape[1], rows.shape[1]), order="F")
     for start in range(0, len(rows), block):
-        gram = PublicRows.add_gram(gram, rows[start : start + block], single)
+        gram = PublicRows.add_gram(gram, rows[start : start + block].astype(dtype))
     expected = rows.T @ rows
     sizes = np.sqrt(np.diag(expected))
     return np.abs(np.triu(gram - expected) / np.outer(sizes, sizes)).max()
@@ -243,9 +241,18 @@ def test_the_gram_matrix_in_single_precision_is_within_its_bound():
     assert 0.95 * stated < (1.0 + unit) ** 2 * (1.0 + rounded) - 1.0 < stated
     for spread, least, most in ((1e3, 1e-8, 5e-7), (0.0, 5e-7, stated)):
         rows = unit_rows(6000, 520, spread)
-        assert least < gram_error(rows, single=True, block=6000) < most
-        assert gram_error(rows, single=False) < 1e-12
-        assert gram_error(rows[:, :511], single=True) < 1e-12  # few columns take no time
+        assert least < gram_error(rows, np.float32, block=6000) < most
+        assert gram_error(rows) < 1e-12
+
+
+@pytest.mark.parametrize(("width", "least", "most"), [(511, 0.0, 1e-12), (512, 1e-12, 1e-4)])
+def test_only_a_wide_matrix_is_summed_in_single_precision(width, least, most):
+    """Few columns take no time."""
+    x = unit_rows(600, width, 1e3)
+    rows = scanned(x, intercept=0.0, noise_to_signal=1e-9)
+    assert rows.gram.shape == (width, width)
+    found = all_rows(rows)
+    assert least <= np.abs(np.triu(rows.gram - found.T @ found)).max() < most
 
 
 @pytest.mark.parametrize("max_bytes", [8e9, 3e4])
@@ -255,19 +262,14 @@ def test_the_release_reads_rows_again_only_where_they_were_not_kept(max_bytes):
     source = FeatureRows(x)
     blocks = source.blocks
     source.blocks = lambda see: readings.append(1) or blocks(see)
-    rows = PublicRows(source, max_bytes, sample_rows=100)
-    rows.survey()
-    rows.scaling = designed(x)[1]  # with little memory it would be of fewer rows
-    next(rows.blocks())  # a release that reads without a scan leaves no matrix behind
-    assert not hasattr(rows, "gram")
-    rows.scan()
-    matrix = rows.gram.copy()
+    # With little memory, the scaling would be of fewer rows.
+    rows = PublicRows.survey(source, max_bytes)[0].scaled(designed(x)[1]).scan(100)
     found = all_rows(rows)
-    assert len(readings) == (3 if max_bytes == 8e9 else 4)
+    assert len(readings) == (2 if max_bytes == 8e9 else 3)
     apart = designed(x)[0]
     np.testing.assert_array_equal(found, all_rows(apart))
-    apart.scan()
-    np.testing.assert_array_equal(rows.gram, matrix)
+    apart = apart.scan()
     np.testing.assert_array_equal(rows.gram, apart.gram)
-    assert len(rows.sample) == 100 and np.isin(rows.sample, apart.sample).all()
+    sample = rows.sample.rows
+    assert len(sample) == 100 and np.isin(sample, apart.sample.rows).all()
     assert rows.digest() == apart.digest() and rows.max_l1 == apart.max_l1

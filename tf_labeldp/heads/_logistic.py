@@ -17,8 +17,8 @@ import numpy as np
 
 from tf_labeldp._progress import num_cores
 from tf_labeldp.heads import _ridge_path
+from tf_labeldp.heads.design import Design, Solution, Solver
 from tf_labeldp.heads.one_release_head import OneReleaseHead
-from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, Numbers
 
@@ -38,46 +38,62 @@ _PROBE_ENTRIES, _MOST_PROBES = 256, 16
 """Total entries of all probes, and the most probes: short probes need more of them."""
 
 
-class LikelihoodHead(OneReleaseHead):
-    _sample_rows = None
+class LikelihoodSolver(Solver):
+    """A fit by maximum penalised likelihood; stores nothing."""
 
     def _maximise(
         self,
         problem: _ridge_path.Problem,
-        rows: PublicRows,
+        design: Design,
         prior: tuple[float, float],
         make: Callable[..., Any],
         *,
         unit: float = 1.0,
         offset: float | None = None,
         least: float = 0.0,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the result of ``_choose``, in units of ``unit`` likelihood coefficients.
+    ) -> Solution:
+        """Returns the solution, in units of ``unit`` likelihood coefficients.
 
         The fit and the constant start at the offset, if there is one; ``least`` is subtracted from
         losses.
         """
         likelihood, start, kept = likelihood_problem(
-            problem, rows, problem.spectrum.bayes_filter(*prior), make
+            problem, design, problem.spectrum.bayes_filter(*prior), make
         )
         if offset is not None:
             start[-1] = 0.0
-        fit, path = likelihood.chosen(self.penalty, start, rows.num_rows)
+        fit, path = likelihood.chosen(self.penalty, start, design.num_rows)
         coefficients = likelihood.directions @ fit.coefficients
-        self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.loss - least, fit.sharpness
-        self.risk_path_ = (np.array(list(path)), np.array(list(path.values())) - least)
+        risks = np.array(list(path.values())) - least
+        sharpness = fit.sharpness
         weights, last = unit * coefficients, np.zeros(coefficients.shape[1])
-        if self.intercept:
+        if design.terms.intercept:
             weights, last = weights[:-1], weights[-1] + (offset or 0.0)
-        if self._label_range is None:
-            scores = rows.sample @ (unit * coefficients).astype(np.float32)
-            sample = _ridge_path.SampleScores(scores, rows.sample_weights)
-            last = self._matched(last, sample, problem, rows)
+        if design.terms.kind.label_range is None:
+            scores = design.scores(unit * coefficients)
+            last, sharpness = design.matched(problem, scores, last, sharpness)
         filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
-        return weights, last, unit * filter_
+        chosen = {
+            "penalty_": fit.multiple,
+            "risk_": fit.loss - least,
+            "sharpness_": sharpness,
+            "risk_path_": (np.array(list(path)), risks),
+        }
+        return Solution(weights, last, unit * filter_, chosen)
 
 
-class PrivateLogisticRegression(LikelihoodHead):
+class LogisticSolver(LikelihoodSolver):
+    def solve(
+        self, problem: _ridge_path.Problem, design: Design, prior: tuple[float, float]
+    ) -> Solution:
+        classes = design.terms.kind.class_values
+        softmax = classes is not None and len(classes) > 2
+        make = functools.partial(Likelihood, softmax=softmax)
+        # The fit stores half the log-odds s: the scores of two classes are s / 2 and -s / 2.
+        return self._maximise(problem, design, prior, make, unit=1.0 if softmax else 0.5)
+
+
+class PrivateLogisticRegression(OneReleaseHead):
     """A linear head with the logistic loss, fitted from one release of noisy ``X^T Y``.
 
     In logistic regression, too, labels enter the likelihood through their moments with the features
@@ -122,6 +138,8 @@ class PrivateLogisticRegression(LikelihoodHead):
         True
     """
 
+    _solver = LogisticSolver
+
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         if isinstance(kind, Numbers):
             raise ValueError(
@@ -129,14 +147,6 @@ class PrivateLogisticRegression(LikelihoodHead):
                 "Nothing was released."
             )
         return super()._mechanism(kind)
-
-    def _choose(
-        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        softmax = self.classes_ is not None and len(self.classes_) > 2
-        make = functools.partial(Likelihood, softmax=softmax)
-        # The fit stores half the log-odds s: the scores of two classes are s / 2 and -s / 2.
-        return self._maximise(problem, rows, prior, make, unit=1.0 if softmax else 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,7 +403,7 @@ def _descend(loss: Callable[[float], float], best: float) -> float:
 
 def likelihood_problem(
     problem: _ridge_path.Problem,
-    public: PublicRows,
+    design: Design,
     bayes: np.ndarray,
     make: Callable[..., Any],
 ) -> tuple[LikelihoodProblem, np.ndarray, np.ndarray]:
@@ -405,8 +415,9 @@ def likelihood_problem(
     if problem.count:  # the constant column, which carries the mean
         directions = np.vstack([directions, -problem.column @ directions])
         directions = np.column_stack([directions, np.eye(len(directions))[-1]])
-    weight = public.num_rows / len(public.sample)
-    likelihood = make(public.sample, weight, weights=public.sample_weights)
+    sample = design.sample
+    weight = design.num_rows / len(sample.rows)
+    likelihood = make(sample.rows, weight, weights=sample.weights)
     curvature = likelihood.curvature(columns)
     values, moments, noise = spectrum.values[kept], spectrum.moments[kept], spectrum.noise[kept]
     penalties = curvature * np.maximum(1.0 / bayes[kept] - values, 0.0)

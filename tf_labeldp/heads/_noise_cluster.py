@@ -131,28 +131,28 @@ class NoiseCluster(Head):
         public = public_input(public, clusters).with_value(clusters.assignments)
         digests = None if features is None else FeatureRows(read).digests()
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
-        found, self.receipts_ = source.release(public, digests, self._family_of_clones())
-        self.clusters_ = clusters
-        self.classes_ = source.kind.class_values
-        self.noise_stddev_ = source.mechanism.noise_stddev
+        mechanism: Any = source.mechanism
+        found, receipts = source.release(mechanism, public, digests, self._family_of_clones())
         # The release ends with the last cluster that has an example.
-        shape = (clusters.num_clusters, source.mechanism.num_classes)
-        counts = np.zeros(shape, found.values.dtype)
+        counts = np.zeros((clusters.num_clusters, mechanism.num_classes), found.values.dtype)
         counts[: len(found.values)] = found.values
-        self.cluster_counts_ = counts
         overall = histogram_prior(counts.sum(axis=0))
         has_count = np.any(counts > 0, axis=1, keepdims=True)
         shares = np.where(has_count, histogram_prior(counts), overall)
         # A class without a count above zero stays without one.
-        class_weight = PublicInput.bare(self.class_weight)
-        shares = shares * class_weights(class_weight, self.classes_, np.maximum(overall, _LEAST))
-        self.cluster_probabilities_ = shares / shares.sum(axis=1, keepdims=True)
-        self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
-        if features is not None:
-            self._remember_columns(rows.columns, rows.width(1))
+        class_weight, classes = PublicInput.bare(self.class_weight), source.kind.class_values
+        shares = shares * class_weights(class_weight, classes, np.maximum(overall, _LEAST))
+        shares /= shares.sum(axis=1, keepdims=True)
+        cluster_classes = source.vault.decode(shares.argmax(axis=1))
         is_array = self.clusters is None and not isinstance(features, tuple)
         is_array = is_array and self.encoder is None
+        # After all that can fail: a failed fit changes neither a fitted head nor its statement.
+        self.receipts_, self.clusters_, self.classes_ = receipts, clusters, classes
+        self.noise_stddev_, self.cluster_counts_ = mechanism.noise_stddev, counts
+        self.cluster_probabilities_, self.cluster_classes_ = shares, cluster_classes
         self._input_shape = np.shape(features)[1:] if is_array else ()
+        if features is not None:
+            self._remember_columns(rows.columns, rows.width(1))
         return self
 
     def predict(self, X: Public[Any]) -> np.ndarray:

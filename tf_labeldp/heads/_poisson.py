@@ -10,13 +10,31 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads._logistic import LikelihoodHead
-from tf_labeldp.heads.public_rows import PublicRows
+from tf_labeldp.heads._logistic import LikelihoodSolver
+from tf_labeldp.heads.design import Design, Solution
+from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, Numbers
 
 
-class PrivatePoissonRegression(LikelihoodHead):
+class PoissonSolver(LikelihoodSolver):
+    def solve(
+        self, problem: _ridge_path.Problem, design: Design, prior: tuple[float, float]
+    ) -> Solution:
+        low, high = design.terms.kind.label_range or (0.0, 0.0)
+        constant = design.scaling.intercept
+        constant = constant / math.hypot(1.0, constant)  # after unit scaling
+        middle = 0.5 * (low + high)
+        # The noise can push the mean to zero or below, where it has no logarithm.
+        error = problem.sigma / (design.num_rows * constant)
+        rate = min(max(middle + constant * float(problem.last[0]), low, error), high)
+        problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
+        make = functools.partial(CountLikelihood, rate=rate, middle=middle, high=high)
+        offset, least = math.log(rate) / constant, rate * math.log(rate)
+        return self._maximise(problem, design, prior, make, offset=offset, least=least)
+
+
+class PrivatePoissonRegression(OneReleaseHead):
     """A linear head with the Poisson loss, for counts and amounts, from one noisy ``X^T Y``.
 
     It predicts ``exp(x w + b)``: effects multiply, no prediction is below zero, and the weight of
@@ -59,6 +77,7 @@ class PrivatePoissonRegression(LikelihoodHead):
         True
     """
 
+    _solver = PoissonSolver
     _link = "exponential"
 
     def _is_regressor(self) -> bool:
@@ -79,20 +98,6 @@ class PrivatePoissonRegression(LikelihoodHead):
         if not self.intercept:
             raise ValueError("PrivatePoissonRegression needs an intercept. Leave intercept out.")
         return super()._mechanism(kind)
-
-    def _choose(
-        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        low, high = self._label_range or (0.0, 0.0)
-        constant = self._constant() / math.hypot(1.0, self._constant())  # after unit scaling
-        middle = 0.5 * (low + high)
-        # The noise can push the mean to zero or below, where it has no logarithm.
-        error = problem.sigma / (rows.num_rows * constant)
-        rate = min(max(middle + constant * float(problem.last[0]), low, error), high)
-        problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
-        make = functools.partial(CountLikelihood, rate=rate, middle=middle, high=high)
-        offset, least = math.log(rate) / constant, rate * math.log(rate)
-        return self._maximise(problem, rows, prior, make, offset=offset, least=least)
 
 
 @dataclasses.dataclass(frozen=True)

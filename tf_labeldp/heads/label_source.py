@@ -125,14 +125,19 @@ class LabelSource:
         return Receipts.merged(others, _FITS.with_others(own, rows, family))
 
     def release(
-        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
+        self,
+        mechanism: Any,
+        public: PublicInput[Any],
+        rows: np.ndarray | None,
+        family: object,
     ) -> tuple[NoisyStatistic, tuple[Receipt, ...]]:
         """Charges the vault, and returns the noisy statistic and the receipts of the head.
 
-        ``rows`` are keyed digests (n, k) or None; clones of a head share a ``family``.
+        ``mechanism`` is that of the source, with noise for the features; ``rows`` are keyed digests
+        (n, k) or None; clones of a head share a ``family``.
         """
         own = self._own(public)
-        statistic = self._use.release(self.mechanism, own)
+        statistic = self._use.release(mechanism, own)
         return statistic, self._counted(statistic.receipts, public, rows, family)
 
     def randomize(

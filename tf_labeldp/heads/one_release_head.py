@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import dataclasses
 import math
 from typing import Any, ClassVar, TypeVar
@@ -38,11 +37,12 @@ from tf_labeldp.features.estimator import (
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
+from tf_labeldp.heads.design import Design, Fit, HeadTerms, Solution, Solver
 from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
-from tf_labeldp.heads.public_rows import PublicRows, Scaling
-from tf_labeldp.heads.weights import class_weights, user_weights
+from tf_labeldp.heads.public_rows import PublicRows, ScaledRows, Scaling
+from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, PrivateLabels, Rows
+from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
@@ -51,23 +51,9 @@ from tf_labeldp.vault.uses import NamedUse
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
 """Rows predicted at a time."""
-_INTERCEPT = 0.2
-"""The constant column, relative to a row of length one: it costs the other features 2 % of signal;
-the mean of n centred codes then has noise sigma / (0.2 n)."""
-_NORM_STEPS = 2.0**14
-"""The largest weight, and for Laplace noise the L1 norm of the longest row, are rounded up to
-multiples of 1 / 2^14, so that a machine with other rounding finds a stored release."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
 """The most numbers and columns of features for a fit on one thread: two threads took 2 to 10 times
 its processor time."""
-_CLEAR = 0.02
-"""The share of the risk by which equal variances before the spread must win. On raw pixels of MNIST
-they win by 2.6 to 5 %, rightly. On smoothed patches they win by 0.9 % at most, and choosing them
-cost logistic regression 1.5 points of accuracy."""
-_LEAST_SHARPNESS = 1e-3
-"""The least sharpness times the size of the scores, if an intercept carries the class means."""
-_SIGNIFICANT = 3.0
-"""A release closer to pure noise, in standard deviations, counts as noise alone."""
 
 
 class Head(Estimator, abc.ABC):
@@ -77,7 +63,6 @@ class Head(Estimator, abc.ABC):
     receipts_: tuple[Receipt, ...]
     classes_: Any  # class values (K,); None for numbers and for rows of labels
     encoder_: Any = None  # the encoder in front of a fitted head
-    sharpness_: float
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
@@ -219,9 +204,8 @@ class OneReleaseHead(Head):
     max_bytes: float = 8e9
     insecure_seed: int | None = None
 
-    _sample_rows: ClassVar[int | None] = 1 << 16
+    _solver: ClassVar[type[Solver]]
     _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
-    _has_prior = True  # whether the fit uses a prior, before or after the spread
 
     @_validate.clears_frames
     def fit(
@@ -256,42 +240,63 @@ class OneReleaseHead(Head):
         Each call with an array of labels makes a new release. Fits of a process on the same rows
         (cross-validation, a search) are recognised, and the statement composes them.
         """
-        # A failed fit must not change a fitted head or its statement.
-        fitted = copy.copy(self)
-        fitted._fit(X, y, sample_weight, self._family_of_clones())
-        self.__setstate__(fitted.__getstate__())
-        self._remember_columns(fitted._known_columns(), fitted.n_features_in_)
-        return self
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, family: object) -> None:
         public = public_input(X, sample_weight, self.class_weight)
         X, sample_weight, _ = public.value
         X = self._matrix(X, encoder=self.encoder)
         # Reading features takes time, so labels in an array or a vault are checked first.
-        source = self._checked_source(y)
+        self._check_arguments()
+        source = None if y is None else self._source(y)
         takes_raw = self.encoder is not None and not is_own_map(self.encoder)
         raw = FeatureRows(X)
         if source is not None and takes_raw and not raw.is_dataset:
             _validate.one_label_per_row(raw.num_inputs, len(source.vault))
         public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
-        encoder = self.encoder_ = public.value[1]
+        encoder = public.value[1]
         inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes, weights=sample_weight)
-        rows, source = self._survey(inputs, source)
-        self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
-        with _threads_that_pay(*rows.shape):
-            self._design(rows, source)
-            by_user = source.vault.unit == "user"
-            if by_user:
-                self._weigh_users(rows, source)
-            rows.scan()
-            # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
-            # is the largest weight, or bounds the change by all labels of a user. Laplace noise
-            # uses the L1 norm of the longest row. In source.release the mechanism adds the
-            # noise.
-            if not by_user:
-                source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
-            released, self.receipts_ = source.release(public.with_value(rows), rows.digests, family)
-            self._finish(rows, released.values, source)
+        if source is not None and inputs.num_rows is not None:
+            _validate.one_label_per_row(inputs.num_rows, len(source.vault))
+        rows, sample = PublicRows.survey(inputs, self.max_bytes)
+        if source is None:
+            source = self._source(rows.labels)
+        elif rows.labels is not None:
+            raise ValueError("expected labels once, got them in the data set too. Leave out one.")
+        vault = source.vault
+        _validate.one_label_per_row(rows.num_rows, len(vault))
+        terms = HeadTerms.of(self, source.kind).for_rows(rows, vault.mean_group_size)
+        width = sample.rows.shape[1]
+        with _threads_that_pay(rows.num_rows, width):
+            scaling = terms.scaling(rows, sample)
+            # It may be as large as the sample of the scan.
+            del sample
+            fit, receipts = self._release(terms, rows.scaled(scaling), source, public)
+        fit.keep_in(self, receipts, encoder, inputs.columns, raw.width(width))
+        return self
+
+    def _release(
+        self, terms: HeadTerms, scaled: ScaledRows, source: LabelSource, public: PublicInput[Any]
+    ) -> tuple[Fit, tuple[Receipt, ...]]:
+        """Releases the moments of the labels with these rows; returns the fit and its receipts.
+
+        Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm is the
+        largest weight, or bounds the change by all labels of a user. Laplace noise uses the L1 norm
+        of the longest row. In source.release the mechanism adds the noise.
+        """
+        by_user = source.vault.unit == "user"
+        if by_user:
+            terms, scaled = terms.for_users(scaled, np.asarray(source.vault.users))
+        scanned = scaled.scan(terms.solver.sample_rows)
+        if not by_user:
+            terms = terms.for_l1(scanned.max_l1)
+        released, receipts = source.release(
+            terms.mechanism,
+            public.with_value(scanned),
+            scaled.rows.digests,
+            self._family_of_clones(),
+        )
+        design = terms.design(scanned)
+        # The rows that the scan kept for the release leave their memory to the fit.
+        del scanned
+        return design.fit(released.values), receipts
 
     @available_if(Head._is_classifier)
     def decision_function(self, X: Public[Any]) -> np.ndarray:
@@ -381,12 +386,6 @@ class OneReleaseHead(Head):
         model = self._with_facts(keras_model(inputs, outputs, "one_release_head"))
         return self._recorded(model, public.value)
 
-    @abc.abstractmethod
-    def _choose(
-        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fits, sets the chosen penalty, and returns weights (D, C), constant (C,) and filter."""
-
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         """Returns the mechanism for a release of rows with unit norm; checks the arguments."""
         class_weights(PublicInput.bare(self.class_weight), kind.class_values)
@@ -402,172 +401,14 @@ class OneReleaseHead(Head):
             **kind.mechanism_arguments(),
         )
 
-    def _checked_source(self, labels: Any) -> LabelSource | None:
-        """Checks the arguments; returns the source of labels, None for those of a data set."""
-        if not isinstance(self.penalty, str):
-            _validate.positive_finite("penalty", self.penalty)
-        elif self.penalty != "auto":
-            raise ValueError(
-                f"penalty must be 'auto' or a number above zero, got {self.penalty!r}."
-            )
+    def _source(self, labels: Any) -> LabelSource:
+        return LabelSource(self, labels, self._mechanism)
+
+    def _check_arguments(self) -> None:
+        self._solver(self.penalty)
         if isinstance(self.spread, str):
             _validate.one_of("spread", self.spread, ("half",))
         _validate.positive_finite("max_bytes", self.max_bytes)
-        return None if labels is None else LabelSource(self, labels, self._mechanism)
-
-    def _survey(
-        self, inputs: FeatureRows, source: LabelSource | None
-    ) -> tuple[PublicRows, LabelSource]:
-        if source is not None and inputs.num_rows is not None:
-            _validate.one_label_per_row(inputs.num_rows, len(source.vault))
-        rows = PublicRows(inputs, self.max_bytes, self._sample_rows)
-        rows.survey()
-        if source is None:
-            source = LabelSource(self, rows.labels, self._mechanism)
-        elif rows.labels is not None:
-            raise ValueError("expected labels once, got them in the data set too. Leave out one.")
-        _validate.one_label_per_row(rows.num_rows, len(source.vault))
-        # The noise for users follows the design, which takes their rows to be at right angles.
-        longest = _rounded_up(rows.max_weight * math.sqrt(source.vault.mean_group_size))
-        source.mechanism = dataclasses.replace(source.mechanism, max_norm=longest)
-        return rows, source
-
-    def _design(self, rows: PublicRows, source: Any) -> None:
-        noise_to_signal = None
-        if self.spread:
-            n, d = rows.shape
-            width = d + bool(self.intercept)
-            longest = source.mechanism.max_norm * float(width) ** 0.5
-            mechanism = with_max_l1(source.mechanism, longest)
-            noise = mechanism.noise_stddev(n, width) ** 2
-            noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
-            noise_to_signal = noisy_columns * noise / (n**2 * source.kind.code_variance)
-        rows.design(
-            center=bool(self.center),
-            intercept=self._constant(),
-            noise_to_signal=noise_to_signal,
-            half=self.spread == "half",
-        )
-
-    def _weigh_users(self, rows: PublicRows, source: LabelSource) -> None:
-        """Weighs rows by user, without labels, and sets the noise for all labels of a user."""
-        n, width, users = rows.num_rows, rows.scaling.width, np.asarray(source.vault.users)
-        weights = np.ones(n) if rows.weights is None else rows.weights
-        of_one = with_max_l1(dataclasses.replace(source.mechanism, max_norm=1.0), 1.0)
-        norms = of_one.user_norms(users, rows.blocks(), width)
-        noise = of_one.noise_stddev(n, width) ** 2 * width * of_one.num_columns
-        totals = np.bincount(users, weights=weights)
-        factors = user_weights(norms, totals, noise, source.kind.code_variance)
-        mean = float(np.mean(factors[users] * weights))
-        rows.weights = factors[users] * weights / mean
-        mechanism = dataclasses.replace(of_one, max_norm=_rounded_up(rows.max_weight))
-        mechanism = mechanism.for_users(factors * norms / mean, np.bincount(users), width)
-        longest = _rounded_up(mechanism.max_norm)
-        mechanism = with_max_l1(mechanism, _rounded_up(mechanism.max_l1 or 1.0))
-        source.mechanism = dataclasses.replace(mechanism, max_norm=longest)
-
-    def _constant(self) -> float:
-        return _INTERCEPT if self.intercept else 0.0
-
-    def _finish(self, rows: PublicRows, moments: np.ndarray, source: Any) -> None:
-        """Sets all fitted attributes from public numbers (overwritten) and the release."""
-        self._label_range = source.kind.label_range
-        self._is_of_rows = isinstance(source.kind, Rows)
-        self._scaling = rows.scaling
-        self.classes_ = source.kind.class_values
-        width = rows.gram.shape[0]
-        self.noise_stddev_ = source.mechanism.noise_stddev(rows.num_rows, width)
-        self.num_directions_ = width - bool(self.intercept)
-        problem, prior = self._least_risk(rows, moments, source)
-        spectrum = problem.spectrum
-        self.signal_to_noise_, deviations = spectrum.signal_test()
-        if deviations < _SIGNIFICANT:
-            energy = rows.num_rows * source.kind.code_variance
-            best = spectrum.expected_signal_to_noise(energy)
-            _validate.warn(
-                f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
-                f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
-                f"deviations from none); features that explain the labels fully would reach "
-                f"{best:.2g}. Use a larger epsilon, more examples, or fewer features."
-            )
-        if problem.scale is not None:
-            rows.sample[:, : problem.scale.size] *= problem.scale.astype(np.float32)
-        weights, last, filter_ = self._choose(problem, rows, prior)
-        if problem.scale is not None:
-            weights *= problem.scale[:, np.newaxis]
-        constant = self._constant()
-        part = 1.0 / np.hypot(1.0, constant)  # the length of a row without its constant column
-        self._column_weights = part * weights
-        self.intercept_ = part * constant * last
-        spread = self._scaling.spread
-        columns = self._column_weights if spread is None else spread @ self._column_weights
-        self.coef_ = np.ascontiguousarray(columns.T)
-        self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
-
-    def _least_risk(
-        self, rows: PublicRows, moments: np.ndarray, source: Any
-    ) -> tuple[_ridge_path.Problem, tuple[float, float]]:
-        """Returns the release in its spectrum, and the variances of the prior.
-
-        Coefficients have equal prior variances after the spread, or before it if that has clearly
-        less risk: by more than the estimate's standard deviation under pure noise, and by a share
-        of the risk, because a classifier's loss follows the squared error only loosely.
-        """
-        spread = self._scaling.spread
-        scales: list[np.ndarray | None] = [None]
-        if spread is not None and self._has_prior:  # its columns are orthogonal
-            scales.append(1.0 / np.linalg.norm(spread.astype(np.float64), axis=0))
-        found = []
-        for scale in scales:
-            problem = _ridge_path.Problem.of(
-                rows.gram if scale is scales[-1] else rows.gram.copy(order="F"),
-                moments,
-                self.noise_stddev_,
-                centred=_is_one_hot(source.mechanism),
-                intercept=bool(self.intercept),
-                scale=scale,
-            )
-            spectrum = problem.spectrum
-            prior = spectrum.prior_variances(source.kind.code_variance / spectrum.k_eff)
-            bayes = spectrum.bayes_filter(*prior)
-            found.append((problem, prior, spectrum.risk(bayes), spectrum.risk_stddev(bayes)))
-        first, last = found[0], found[-1]
-        clearly = max(first[3], _CLEAR * abs(first[2]))
-        return last[:2] if last[2] < first[2] - clearly else first[:2]
-
-    def _matched(
-        self,
-        last: np.ndarray,
-        sample: _ridge_path.SampleScores,
-        problem: _ridge_path.Problem,
-        rows: PublicRows,
-    ) -> np.ndarray:
-        """Returns the constant (C,) with which mean probabilities equal the released class means.
-
-        Class weights multiply the probabilities: they are added to the constant.
-
-        Scores (m, C) are those of the sample, with the old constant. A sharpness of zero, with
-        which all classes would be equally likely, becomes a small one.
-        """
-        if not self.intercept:
-            return last
-        size = float(np.sqrt(np.mean(np.square(sample.values)))) or 1.0
-        self.sharpness_ = max(self.sharpness_, _LEAST_SHARPNESS / size)
-        column = math.sqrt(problem.count / rows.num_rows)
-        sharp = dataclasses.replace(sample, values=self.sharpness_ * sample.values)
-        shifts = sharp.matching_shifts(
-            column * problem.kept() * problem.last,
-            problem.sigma / (rows.num_rows * column),
-            are_labels=self._is_of_rows,
-        )
-        class_weight = PublicInput.bare(self.class_weight)
-        if class_weight is not None:
-            shifted = dataclasses.replace(sharp, values=sharp.values + shifts)
-            shares = shifted.of_classes().mean_probabilities()
-            logs = np.log(np.asarray(class_weights(class_weight, self.classes_, shares)))
-            # A single column has half the log-odds.
-            shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
-        return last + shifts / (self.sharpness_ * column)
 
     def _scores(self, X: Any) -> np.ndarray:
         self._check_fitted()
@@ -588,6 +429,56 @@ class OneReleaseHead(Head):
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class _RidgeSolver(Solver):
+    """Least squares with a normal prior, or with a ridge penalty."""
+
+    sample_rows = 1 << 16
+
+    @property
+    def has_prior(self) -> bool:
+        return self.penalty == "auto"
+
+    def solve(
+        self, problem: _ridge_path.Problem, design: Design, prior: tuple[float, float]
+    ) -> Solution:
+        spectrum = problem.spectrum
+        chosen: dict[str, Any] = {"prior_": None, "penalty_": None}
+        if self.has_prior:
+            t, s = map(math.sqrt, prior)
+            chosen["prior_"] = {"coefficient_stddev": t, "residual_stddev": s}
+            filter_ = spectrum.bayes_filter(*prior)
+        else:
+            chosen["penalty_"] = float(self.penalty)
+            filter_ = spectrum.ridge_filter(float(self.penalty))
+        chosen["risk_"] = spectrum.risk(filter_)
+        weights, last = problem.solve(filter_)
+        if design.terms.kind.label_range is None:
+            scores = design.scores(
+                np.vstack([weights, last]) if design.terms.intercept else weights
+            )
+            sharpness = _sharpness(
+                scores,
+                design.terms.kind.class_values is None,
+                problem.cross_moment(filter_, *prior) / design.num_rows,
+                problem.cross_moment_error(filter_) / design.num_rows,
+            )
+            last, chosen["sharpness_"] = design.matched(problem, scores, last, sharpness)
+        return Solution(weights, last, filter_, chosen)
+
+
+def _sharpness(
+    scores: _ridge_path.SampleScores, are_labels: bool, agreement: float, error: float
+) -> float:
+    # A single column s stands for the scores s and -s of a label and its absence. Several labels
+    # share one sharpness.
+    columns = scores.values.shape[1]
+    factor = 2.0 / columns if are_labels or columns == 1 else 1.0
+    scores = scores.of_labels() if are_labels else scores.of_classes()
+    agreement, error = factor * agreement, factor * error
+    return scores.sharpness(scores.believable_agreement(agreement, error))
 
 
 class PrivateRidge(OneReleaseHead):
@@ -684,46 +575,7 @@ class PrivateRidge(OneReleaseHead):
         1.0 1e-05
     """
 
-    @property
-    def _has_prior(self) -> bool:  # type: ignore[override]
-        return self.penalty == "auto"
-
-    def _choose(
-        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        spectrum = problem.spectrum
-        self.prior_: dict[str, float] | None = None
-        self.penalty_: float | None = None
-        if self._has_prior:
-            t, s = map(math.sqrt, prior)
-            self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
-            filter_ = spectrum.bayes_filter(*prior)
-        else:
-            self.penalty_ = float(self.penalty)
-            filter_ = spectrum.ridge_filter(self.penalty_)
-        self.risk_ = spectrum.risk(filter_)
-        weights, last = problem.solve(filter_)
-        if self._label_range is None:
-            coefficients = np.vstack([weights, last]) if self.intercept else weights
-            scores = rows.sample @ coefficients.astype(np.float32)
-            sample = _ridge_path.SampleScores(scores, rows.sample_weights)
-            self.sharpness_ = self._sharpness(
-                sample,
-                problem.cross_moment(filter_, *prior) / rows.num_rows,
-                problem.cross_moment_error(filter_) / rows.num_rows,
-            )
-            last = self._matched(last, sample, problem, rows)
-        return weights, last, filter_
-
-    def _sharpness(self, sample: _ridge_path.SampleScores, agreement: float, error: float) -> float:
-        # A single column s stands for the scores s and -s of a label and its absence. Several
-        # labels share one sharpness.
-        factor, columns = 1.0, sample.values.shape[1]
-        if self.classes_ is None or columns == 1:
-            factor = 2.0 / columns
-        sample = sample.of_labels() if self.classes_ is None else sample.of_classes()
-        agreement, error = factor * agreement, factor * error
-        return sample.sharpness(sample.believable_agreement(agreement, error))
+    _solver = _RidgeSolver
 
 
 def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
@@ -733,21 +585,6 @@ def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextMa
     if num_rows * width > _SMALL_ENTRIES or width > _SMALL_WIDTH:
         return contextlib.nullcontext()
     return threadpool_limits(1, user_api="blas")
-
-
-def _rounded_up(norm: float) -> float:
-    return math.ceil(norm * _NORM_STEPS) / _NORM_STEPS
-
-
-def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
-    return mechanism.num_classes is not None and mechanism.num_classes > 2
-
-
-def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
-    """Returns the mechanism for rows of this L1 norm, on which only Laplace noise depends."""
-    if mechanism.noise == "laplace":
-        return dataclasses.replace(mechanism, max_l1=max_l1)
-    return mechanism
 
 
 def _is_of_this_library(encoder: Any) -> bool:

@@ -7,8 +7,10 @@ derives the spread over directions (``spread_shares``).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -105,35 +107,71 @@ class Scaling:
         return out
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowSample:
+    """A uniform sample of public rows."""
+
+    rows: np.ndarray  # (m, d), ``float32`` where it is a copy
+    weights: np.ndarray | None = None  # (m,) with mean one
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class PublicRows:
-    """Rows of features for a fit, in four phases: survey, design, scan, release."""
+    """Rows of features for a fit, as one reading found them."""
 
-    # From the survey on:
+    source: FeatureRows
+    max_bytes: float
     num_rows: int
-    labels: np.ndarray | None  # from a data set of (x, y) batches
     digests: np.ndarray  # a row's features, and its encoder inputs if any; uint64 (n, 1 or 2)
-    sample: np.ndarray  # uniform: raw (m, d), and scaled (m, D) in float32 after the scan
-    sample_weights: np.ndarray | None  # (m,) of the sample, with mean one
-    # From the design on:
-    scaling: Scaling
-    # From the scan on:
-    gram: np.ndarray  # X^T W X of the scaled rows, float64 (D, D), upper triangle, Fortran order
-    max_l1: float  # the largest L1 norm of a scaled row times its weight
+    labels: np.ndarray | None  # from a data set of (x, y) batches
+    weights: np.ndarray | None  # (n,) with mean one, W
 
-    def __init__(
-        self,
-        source: FeatureRows,
-        max_bytes: float,
-        sample_rows: int | None = None,
-    ) -> None:
-        self._source, self._max_bytes, self._sample_rows = source, float(max_bytes), sample_rows
-        self.weights = source.weights  # (n,) with mean one, W
-        self._kept: list[np.ndarray] = []
+    @classmethod
+    def survey(cls, source: FeatureRows, max_bytes: float) -> tuple[PublicRows, RowSample]:
+        """Reads all rows, and returns what was found with a sample of the raw rows (m, d).
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d) of the features, from the survey to the scan."""
-        return self.num_rows, self.sample.shape[1]
+        Raises if a row is not finite. The sample serves ``scaling`` alone, and may be large.
+        """
+        labels: list[np.ndarray] = []
+        digests: list[Any] = []
+        raw_parts: list[np.ndarray | None] = []
+
+        def see(x: Any, y: Any) -> None:
+            if source.is_encoded:
+                raw_parts.append(FeatureRows(x).digests())
+            if y is not None:
+                labels.append(np.asarray(y))
+
+        blocks, start = _blocks(source, "Reading features", see), 0
+        first = next(blocks)
+        width = first.shape[1]
+        cls.check_memory(width, max_bytes)
+        size = _sample_size(source, _DESIGN_ROWS, width, max_bytes)
+        reservoir = Reservoir(width, size, source.held())
+        for rows in itertools.chain([first], blocks):
+            reservoir.add(rows)
+            for (part,) in _in_parts(_CACHED, rows):
+                cls.check_norms(part, start)
+                digests.append(FeatureRows(part).digests())
+                start += len(part)
+        weights = source.weights
+        if weights is not None and len(weights) != start:
+            raise ValueError(
+                f"sample_weight must have {start} weights, one per row, got {len(weights)}."
+            )
+        columns = [np.concatenate(digests)]  # (n, 1) each
+        raw = [part for part in raw_parts if part is not None]
+        if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
+            columns.append(np.concatenate(raw))
+        found = cls(
+            source,
+            float(max_bytes),
+            start,
+            np.concatenate(columns, axis=1),
+            np.concatenate(labels) if labels else None,
+            weights,
+        )
+        return found, reservoir.sample(weights)
 
     @staticmethod
     def check_norms(raw: np.ndarray, start: int) -> None:
@@ -150,56 +188,25 @@ class PublicRows:
                 "in or leave these examples out, by a rule that reads no label."
             )
 
-    def survey(self) -> None:
-        """Reads all rows; raises if a row is not finite."""
-        labels: list[np.ndarray] = []
-        digests: list[Any] = []
-        raw_parts: list[np.ndarray | None] = []
-
-        def see(x: Any, y: Any) -> None:
-            if self._source.is_encoded:
-                raw_parts.append(FeatureRows(x).digests())
-            if y is not None:
-                labels.append(np.asarray(y))
-
-        sample, start = None, 0
-        for rows in self._blocks("Reading features", see):
-            if sample is None:
-                self.check_memory(rows.shape[1], self._max_bytes)
-                sample = self._new_sample(rows.shape[1], _DESIGN_ROWS, self._source.held())
-            sample.add(rows)
-            for (part,) in _in_parts(_CACHED, rows):
-                self.check_norms(part, start)
-                digests.append(FeatureRows(part).digests())
-                start += len(part)
-        if self.weights is not None and len(self.weights) != start:
-            raise ValueError(
-                f"sample_weight must have {start} weights, one per row, got {len(self.weights)}."
-            )
-        columns = [np.concatenate(digests)]  # (n, 1) each
-        raw = [part for part in raw_parts if part is not None]
-        if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
-            columns.append(np.concatenate(raw))
-        self.digests, self.num_rows = np.concatenate(columns, axis=1), start
-        self.labels = np.concatenate(labels) if labels else None
-        if sample is not None:
-            self._keep(sample)
-
-    def design(
-        self, *, center: bool, intercept: float, noise_to_signal: float | None, half: bool = False
-    ) -> None:
+    def scaling(
+        self,
+        sample: RowSample,
+        *,
+        center: bool,
+        intercept: float,
+        noise_to_signal: float | None,
+        half: bool = False,
+    ) -> Scaling:
         """Chooses the scaling from the sample of the survey."""
-        sample = self.sample
-        mean = np.zeros(sample.shape[1])
+        mean = np.zeros(sample.rows.shape[1])
         if center:
-            weights = self.sample_weights
-            weights = np.ones(len(sample)) if weights is None else weights
-            parts = _in_parts(_CACHED, sample, weights[:, np.newaxis])
+            weights = np.ones(len(sample.rows)) if sample.weights is None else sample.weights
+            parts = _in_parts(_CACHED, sample.rows, weights[:, np.newaxis])
             mean = np.sum([own[:, 0] @ part.astype(np.float64) for part, own in parts], axis=0)
-            mean /= len(sample)
+            mean /= len(sample.rows)
         units = Scaling(mean, None, 0.0)
         single = mean.size >= _SINGLE_WIDTH
-        covariance, size = self._covariance(units, single, noise_to_signal is not None)
+        covariance, size = _covariance(sample, units, single, noise_to_signal is not None)
         # One row may have all the weight, up to rounding.
         if not size or (noise_to_signal is not None and not np.trace(covariance) > 0.0):
             weighted = "" if self.weights is None else " of those with a weight"
@@ -209,93 +216,28 @@ class PublicRows:
             )
         spread = None
         if noise_to_signal is not None:
-            spread, least = self.spread_map(covariance, noise_to_signal, half)
+            divided = self.half_spread_shares if half else self.spread_shares
+            shares = functools.partial(divided, noise_to_signal=noise_to_signal)
+            spread, least = self.spread_map(covariance, shares)
             if single and least < _SINGLE_RANK:
-                covariance, _ = self._covariance(units, False, True)
-                spread, _ = self.spread_map(covariance, noise_to_signal, half)
-        self.scaling = Scaling(mean, spread, float(intercept), size)
+                covariance, _ = _covariance(sample, units, False, True)
+                spread, _ = self.spread_map(covariance, shares)
+        return Scaling(mean, spread, float(intercept), size)
 
-    def _covariance(self, units: Scaling, single: bool, wanted: bool) -> tuple[np.ndarray, float]:
-        """Returns the covariance of the sample's rows of unit norm, and their largest norm before.
-
-        The matrix is the upper triangle, zero unless it is wanted; the norm is zero if all rows are
-        equal.
-        """
-        covariance, size = np.zeros((units.mean.size,) * 2, order="F"), 0.0
-        start, dtype = 0, np.float32 if single else np.float64
-        for (block,) in _in_parts(_ENTRIES, self.sample):
-            rows = np.empty(block.shape, dtype)
-            size = max(size, units.centred(block, rows))
-            if self.sample_weights is not None:
-                weights = self.sample_weights[start : start + len(rows), np.newaxis]
-                rows = rows * weights**0.5
-            if wanted:
-                covariance = self.add_gram(covariance, rows, single)
-            start += len(rows)
-        return covariance / len(self.sample), size
-
-    def scan(self) -> None:
-        """Reads the scaled rows for Gram matrix, sample and digest; keeps them if memory allows."""
-        del self.sample  # frees its memory for the new sample
-        width = self.scaling.width
-        gram = np.zeros((width, width), order="F")
-        sample = self._new_sample(width, self._sample_rows or self.num_rows)
-        signs, start = np.random.default_rng(1), 0
-        directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
-        self._sketch, self.max_l1, kept = np.zeros(_SKETCH), 0.0, []
-        for mapped in self._mapped("Gram matrix"):
-            rows = self.scaling.with_unit_norm(mapped)
-            root, released = self._weighted(rows, start, 0.5), self._weighted(rows, start)
-            start += len(rows)
-            gram = self.add_gram(gram, root, single=self.scaling.spread is not None)
-            sample.add(rows)
-            self._sketch += (signs.normal(size=len(rows)) @ released) @ directions
-            for (part,) in _in_parts(_CACHED, released):
-                self.max_l1 = max(self.max_l1, float(np.abs(part).sum(axis=1).max()))
-            if float(mapped.itemsize) * width * self.num_rows <= self._max_bytes / _SHARE:
-                kept.append(mapped)
-        self.gram, self._kept = gram, kept
-        self._keep(sample)
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the scaled rows times their weights, ``float64`` (m, D), for the release."""
-        start = 0
-        for mapped in self._kept or self._mapped("Releasing the moments"):
-            rows = self.scaling.with_unit_norm(mapped)
-            yield self._weighted(rows, start)
-            start += len(rows)
+    def scaled(self, scaling: Scaling) -> ScaledRows:
+        """Returns the rows with a scaling."""
+        return ScaledRows(self, scaling)
 
     @property
     def max_weight(self) -> float:
         """The largest weight: no row for the release is longer."""
         return 1.0 if self.weights is None else float(self.weights.max())
 
-    def _weighted(self, rows: np.ndarray, start: int, power: float = 1.0) -> np.ndarray:
+    def weighted(self, rows: np.ndarray, start: int, power: float = 1.0) -> np.ndarray:
         """Returns rows (m, D) from row ``start`` on, times a power of their weights."""
         if self.weights is None:
             return rows
         return rows * self.weights[start : start + len(rows), np.newaxis] ** power
-
-    def _keep(self, sample: RowSample) -> None:
-        self.sample, self.sample_weights = sample.rows(), None
-        if self.weights is not None:
-            weights = self.weights[sample.places()]
-            self.sample_weights = weights / (weights.mean() or 1.0)
-
-    def digest(self) -> str:
-        """Returns a sketch of the scanned rows; see ``matches``."""
-        return " ".join(float(number).hex() for number in self._sketch)
-
-    def matches(self, digest: str) -> bool:
-        """Returns whether a digest matches these rows, up to rounding on another machine."""
-        try:
-            other = np.array([float.fromhex(part) for part in digest.split()])
-        except ValueError:
-            return False
-        if other.shape != self._sketch.shape:
-            return False
-        distance = np.linalg.norm(self._sketch - other)
-        return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
 
     @staticmethod
     def check_memory(width: int, max_bytes: float) -> None:
@@ -311,23 +253,22 @@ class PublicRows:
             )
 
     @staticmethod
-    def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.ndarray:
+    def add_gram(gram: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products.
 
-        In single precision, from 512 columns on, at most 2,048 rows are summed before their sum is
-        added in double precision. Entry (i, j) of A is then off by at most
-        ``1.25e-4 sqrt(A_ii A_jj)`` for any rows, by about 1e-7 of that root for rows that differ,
-        and by 2e-6 for equal rows. In double precision it is off by at most
-        ``1.2e-16 n sqrt(A_ii A_jj)`` for n rows. The matrix is computed without labels, so its
-        error does not change the sensitivity.
+        Rows in single precision are summed in it, at most 2,048 of them before their sum is added
+        in double precision. Entry (i, j) of A is then off by at most ``1.25e-4 sqrt(A_ii A_jj)``
+        for any rows, by about 1e-7 of that root for rows that differ, and by 2e-6 for equal rows.
+        In double precision it is off by at most ``1.2e-16 n sqrt(A_ii A_jj)`` for n rows. The
+        matrix is computed without labels, so its error does not change the sensitivity.
         """
         from scipy.linalg import blas
 
-        if not single or len(gram) < _SINGLE_WIDTH:
+        if rows.dtype != np.float32:
             return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
         total = np.zeros(gram.shape, np.float32, order="F")
         for start in range(0, len(rows), _SINGLE_ROWS):
-            part = rows[start : start + _SINGLE_ROWS].astype(np.float32, copy=False)
+            part = rows[start : start + _SINGLE_ROWS]
             gram += blas.ssyrk(1.0, part.T, beta=0.0, c=total, overwrite_c=1)
         return gram
 
@@ -357,11 +298,12 @@ class PublicRows:
 
     @staticmethod
     def spread_map(
-        covariance: np.ndarray, noise_to_signal: float, half: bool = False
+        covariance: np.ndarray, shares_of: Callable[[np.ndarray], np.ndarray]
     ) -> tuple[np.ndarray, float]:
         """Returns the map (d, m), ``float32``, from centred rows to the directions with a share.
 
-        And the least of their eigenvalues, as a fraction of the largest.
+        And the least of their eigenvalues, as a fraction of the largest. ``shares_of`` divides the
+        squared length between the eigenvalues (d,).
         """
         from scipy import linalg
 
@@ -369,8 +311,7 @@ class PublicRows:
         values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
         # With a large budget, directions of rounding error would get a full share.
         values = np.where(values > _RANK * values[-1], values, 0.0)
-        divided = PublicRows.half_spread_shares if half else PublicRows.spread_shares
-        shares = divided(values, noise_to_signal)
+        shares = shares_of(values)
         kept = shares > 0.0
         gains = np.sqrt(shares[kept] / values[kept])
         vectors = vectors[:, kept]
@@ -379,25 +320,90 @@ class PublicRows:
         gains *= np.sign(vectors[largest, np.arange(largest.size)])
         return (vectors * gains).astype(np.float32), float(values[kept].min() / values[-1])
 
-    def _new_sample(self, width: int, max_rows: int, whole: np.ndarray | None = None) -> RowSample:
-        num_rows = self._source.num_rows
-        max_rows = max_rows if num_rows is None else min(max_rows, num_rows)
-        return RowSample(width, int(self._max_bytes / _SHARE), max_rows, whole)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledRows:
+    """Public rows with their scaling."""
+
+    rows: PublicRows
+    scaling: Scaling
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the scaled rows times their weights, ``float64`` (m, D), for the release."""
+        return self._released(self._mapped("Releasing the moments"))
+
+    def scan(self, sample_rows: int | None = None) -> ScannedRows:
+        """Reads the scaled rows once more, for all that is public about their release.
+
+        ``sample_rows`` limits the sample; None takes all rows for which there is memory.
+        """
+        rows, scaling = self.rows, self.scaling
+        width, most = scaling.width, rows.max_bytes / _SHARE
+        gram = np.zeros((width, width), order="F")
+        size = _sample_size(rows.source, sample_rows or rows.num_rows, width, rows.max_bytes)
+        reservoir = Reservoir(width, size)
+        signs, start = np.random.default_rng(1), 0
+        directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
+        sketch, max_l1, kept = np.zeros(_SKETCH), 0.0, []
+        single = scaling.spread is not None and width >= _SINGLE_WIDTH
+        for mapped in self._mapped("Gram matrix"):
+            unit = scaling.with_unit_norm(mapped)
+            root, released = rows.weighted(unit, start, 0.5), rows.weighted(unit, start)
+            start += len(unit)
+            gram = rows.add_gram(gram, root.astype(np.float32) if single else root)
+            reservoir.add(unit)
+            sketch += (signs.normal(size=len(unit)) @ released) @ directions
+            for (part,) in _in_parts(_CACHED, released):
+                max_l1 = max(max_l1, float(np.abs(part).sum(axis=1).max()))
+            if float(mapped.itemsize) * width * rows.num_rows <= most:
+                kept.append(mapped)
+        sample = reservoir.sample(rows.weights)
+        return ScannedRows(rows, scaling, gram, sample, max_l1, sketch, tuple(kept))
 
     def _mapped(self, task: str) -> Iterator[np.ndarray]:
-        for block in self._blocks(task):
+        for block in _blocks(self.rows.source, task):
             for (part,) in _in_parts(_ENTRIES, block):
                 yield self.scaling.mapped(part)
 
-    def _blocks(self, task: str, see: Any = None) -> Iterator[np.ndarray]:
-        progress = Progress(task, self._source.num_rows)
-        for rows in self._source.blocks(see):
-            yield rows
-            progress.advance(rows.shape[0])
-        progress.close()
+    def _released(self, mapped: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        start = 0
+        for block in mapped:
+            unit = self.scaling.with_unit_norm(block)
+            yield self.rows.weighted(unit, start)
+            start += len(unit)
 
 
-class RowSample:
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScannedRows(ScaledRows):
+    """Scaled rows after a scan: the public input of a release."""
+
+    gram: np.ndarray  # X^T W X of the scaled rows, float64 (D, D), upper triangle, Fortran order
+    sample: RowSample  # of the scaled rows (m, D), float32
+    max_l1: float  # the largest L1 norm of a scaled row times its weight
+    sketch: np.ndarray  # random sums (_SKETCH,) of the rows of the release
+    kept: tuple[np.ndarray, ...]  # the mapped rows, where memory allows; else none
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the rows of the release; reads them again only if they were not kept."""
+        return self._released(self.kept) if self.kept else super().blocks()
+
+    def digest(self) -> str:
+        """Returns a sketch of the rows; see ``matches``."""
+        return " ".join(float(number).hex() for number in self.sketch)
+
+    def matches(self, digest: str) -> bool:
+        """Returns whether a digest matches these rows, up to rounding on another machine."""
+        try:
+            other = np.array([float.fromhex(part) for part in digest.split()])
+        except ValueError:
+            return False
+        if other.shape != self.sketch.shape:
+            return False
+        distance = np.linalg.norm(self.sketch - other)
+        return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self.sketch))
+
+
+class Reservoir:
     """A uniform sample from a stream of rows of unknown length, ``float32`` where it is a copy.
 
     Evenly spaced rows would be biased: the writers of MNIST alternate between two groups. The
@@ -406,17 +412,14 @@ class RowSample:
     Source: Vitter 1985, "Random sampling with a reservoir", algorithm R.
     """
 
-    def __init__(
-        self, width: int, max_bytes: int, max_rows: int, whole: np.ndarray | None = None
-    ) -> None:
-        most = max(64, min(max_bytes // (4 * width), max_rows))
+    def __init__(self, width: int, size: int, whole: np.ndarray | None = None) -> None:
         # All rows of an array that lies in memory are a sample without a copy.
-        self._is_whole = whole is not None and len(whole) <= most
+        self._is_whole = whole is not None and len(whole) <= size
         if whole is not None and self._is_whole:
             self._kept: np.ndarray = whole
         else:  # pages without a row take no memory
-            self._kept = np.empty((most, width), np.float32)
-        self._places = np.empty(most, np.int64)
+            self._kept = np.empty((size, width), np.float32)
+        self._places = np.empty(size, np.int64)
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
     def add(self, rows: np.ndarray) -> None:
@@ -434,13 +437,49 @@ class RowSample:
             self._kept[slots[hit]] = rows[hit]
         self._places[slots[hit]] = places[hit]
 
-    def rows(self) -> np.ndarray:
-        """Returns the kept rows, which later rows overwrite."""
-        return self._kept[: self._num_rows]
+    def sample(self, weights: np.ndarray | None = None) -> RowSample:
+        """Returns the kept rows, which later rows overwrite; with their share of weights (n,)."""
+        rows = self._kept[: self._num_rows]
+        if weights is None:
+            return RowSample(rows)
+        own = weights[self._places[: self._num_rows]]
+        return RowSample(rows, own / (own.mean() or 1.0))
 
-    def places(self) -> np.ndarray:
-        """Returns the place of each kept row in the stream, ``int64`` (m,)."""
-        return self._places[: self._num_rows]
+
+def _sample_size(source: FeatureRows, max_rows: int, width: int, max_bytes: float) -> int:
+    if source.num_rows is not None:
+        max_rows = min(max_rows, source.num_rows)
+    return max(64, min(int(max_bytes / _SHARE) // (4 * width), max_rows))
+
+
+def _covariance(
+    sample: RowSample, units: Scaling, single: bool, wanted: bool
+) -> tuple[np.ndarray, float]:
+    """Returns the covariance of the sample's rows of unit norm, and their largest norm before.
+
+    The matrix is the upper triangle, zero unless it is wanted; the norm is zero if all rows are
+    equal.
+    """
+    covariance, size = np.zeros((units.mean.size,) * 2, order="F"), 0.0
+    start, dtype = 0, np.float32 if single else np.float64
+    for (block,) in _in_parts(_ENTRIES, sample.rows):
+        rows = np.empty(block.shape, dtype)
+        size = max(size, units.centred(block, rows))
+        if sample.weights is not None:
+            weights = sample.weights[start : start + len(rows), np.newaxis]
+            rows = (rows * weights**0.5).astype(dtype, copy=False)
+        if wanted:
+            covariance = PublicRows.add_gram(covariance, rows)
+        start += len(rows)
+    return covariance / len(sample.rows), size
+
+
+def _blocks(source: FeatureRows, task: str, see: Any = None) -> Iterator[np.ndarray]:
+    progress = Progress(task, source.num_rows)
+    for rows in source.blocks(see):
+        yield rows
+        progress.advance(rows.shape[0])
+    progress.close()
 
 
 def _in_parts(entries: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:

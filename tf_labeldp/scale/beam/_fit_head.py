@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -14,10 +15,10 @@ from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Receipts, Setting, public_input
 from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads.design import HeadTerms
 from tf_labeldp.heads.label_source import LabelSource
-from tf_labeldp.heads.one_release_head import OneReleaseHead, with_max_l1
+from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.heads.public_rows import PublicRows, Scaling
-from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault import LabelKind
@@ -97,10 +98,9 @@ class FitPrivateHead:
         """
         head, folder = self._head, self._key.path.parent if self._folder is None else self._folder
         path = FileSystems.join(os.fspath(folder), f"{self._release}.survey.npz")
-        kind = LabelSource.kind_of(head)
-        source: Any = _Source(kind, head._mechanism(kind))
+        terms = HeadTerms.of(head, LabelSource.kind_of(head))
         if not self._key.is_drawn(self._release):
-            self._key.check(self._release, source.mechanism)
+            self._key.check(self._release, terms.mechanism)
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
         # The survey depends on the features alone, so an earlier one of the same design will do.
         if not FileSystems.exists(path):
@@ -111,31 +111,25 @@ class FitPrivateHead:
                     | "Merge" >> beam.CombineGlobally(_merged)
                     | "Keep" >> beam.Map(_keep, path, design)
                 )
-        rows, num_rows = _surveyed(path, design, head)
-        head._design(rows, source)
-        # Scans the sample; the Gram matrix of all rows replaces its own below.
-        rows.scan()
-        mechanism = with_max_l1(source.mechanism, float(rows.gram.shape[0]) ** 0.5)
-        moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
+        num_rows, sample = _surveyed(path, design)
+        rows, found = PublicRows.survey(FeatureRows(sample), head.max_bytes)
+        # The sample alone is at hand, and stands for all rows.
+        rows = dataclasses.replace(rows, num_rows=num_rows)
+        scaling = terms.scaling(rows, found)
+        terms = terms.for_width(scaling.width)
+        moments = PrivateMoments(
+            terms.mechanism, self._key, self._release, num_rows, folder=self._folder
+        )
         if not moments.is_released:
             with beam.Pipeline(**pipeline) as second:
-                scaled = read(second) | "Scale" >> beam.Map(_scaled, rows.scaling, kind)
+                scaled = read(second) | "Scale" >> beam.Map(_scaled, scaling, terms.kind)
                 _ = scaled | moments
         noisy = moments.result()
-        rows.gram = np.asfortranarray(moments.gram())
-        head.encoder_ = None
-        head._remember_columns(None, rows.scaling.mean.size)
-        head._finish(rows, noisy.values, _Source(kind, mechanism))
-        public = public_input(head.class_weight)
-        head.receipts_ = Receipts.merged(public.receipts, noisy.receipts)
+        of_sample = terms.design(rows.scaled(scaling).scan(terms.solver.sample_rows))
+        of_all = dataclasses.replace(of_sample, gram=np.asfortranarray(moments.gram()))
+        receipts = Receipts.merged(public_input(head.class_weight).receipts, noisy.receipts)
+        of_all.fit(noisy.values).keep_in(head, receipts)
         return head
-
-
-class _Source(NamedTuple):
-    """The part of a ``LabelSource`` that needs no labels."""
-
-    kind: LabelKind
-    mechanism: LabelMomentMechanism
 
 
 class _Survey(beam.DoFn):
@@ -186,7 +180,8 @@ def _keep(survey: Survey, path: str, design: str) -> None:
     write_whole(path, Arrays(arrays).to_bytes())
 
 
-def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:
+def _surveyed(path: str, design: str) -> tuple[int, np.ndarray]:
+    """Returns the number of rows, and the sample."""
     with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as survey:
         num_rows, sample = int(survey["num_rows"]), survey["sample"]
         surveyed = str(survey["design"])
@@ -194,10 +189,7 @@ def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows,
         raise ValueError(
             f"{path} is for a head with {surveyed}, got a head with {design}. Name another release."
         )
-    rows = PublicRows(FeatureRows(sample), head.max_bytes, head._sample_rows)
-    rows.survey()
-    rows.num_rows = num_rows
-    return rows, num_rows
+    return num_rows, sample
 
 
 def _scaled(pair: Any, scaling: Scaling, kind: LabelKind) -> tuple[np.ndarray, np.ndarray]:
