@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import tqdm.std
 from slow_cases import with_slow
 
+from tf_labeldp import mechanisms
 from tf_labeldp._progress import Argument, Message, Progress
 from tf_labeldp.cli import _verbs, main
 from tf_labeldp.mechanisms import RandomizedResponse
@@ -230,6 +232,21 @@ def test_warnings_of_python_are_lines_of_the_command(folder, capsys, monkeypatch
     first = capsys.readouterr().err.splitlines()[0]
     assert first == "warning: the release is noise. Use --num-classes 3."
     assert warnings.showwarning is before and shown != [before]
+
+
+def test_every_mechanism_for_numbers_in_a_range_is_an_option(capsys):
+    kinds = [getattr(mechanisms, name) for name in mechanisms.__all__]
+    names = {
+        re.sub("(?<!^)([A-Z])", r"_\1", kind.__name__.removesuffix("Mechanism")).lower()
+        for kind in kinds
+        if isinstance(kind, type)
+        and issubclass(kind, mechanisms.RegressionMechanism)
+        and [*inspect.signature(kind).parameters][:3] == ["epsilon", "low", "high"]
+    }
+    with contextlib.suppress(SystemExit):
+        main(["randomize", "--help"])
+    [options] = re.findall(r"--mechanism \{(.*?)\}", " ".join(capsys.readouterr().out.split()))[:1]
+    assert len(names) > 4 and names == set(options.replace(" ", "").split(",")) - {"rr_on_bins"}
 
 
 def test_help_states_the_form_of_errors_and_what_may_be_published(capsys):

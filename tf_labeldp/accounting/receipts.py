@@ -414,11 +414,13 @@ class Receipt:
         """Whether an author declares with it how something was made."""
         return any(note.startswith(_DECLARED) for note in self.charge.assumptions)
 
-    def _flags(self) -> dict[str, bool]:
+    @property
+    def flags(self) -> dict[str, bool]:
+        """The facts about the use that a statement names, and whether they are so."""
         return {
-            "sample_weights": self.sample_weights,
-            "metrics_reported": self.metrics_reported,
             "seeded": self.seeded,
+            "metrics_reported": self.metrics_reported,
+            "sample_weights": self.sample_weights,
         }
 
     def _content(self) -> dict[str, Any]:
@@ -558,7 +560,7 @@ def _checked(receipt: Receipt) -> Receipt:
         _validate.text_up_to(name, text, _LONGEST_TEXT)
     for answered in receipt.answers:
         _validate.text_up_to("answers", answered, _LONGEST_NAME, least=1)
-    for name, flag in receipt._flags().items():
+    for name, flag in receipt.flags.items():
         _validate.boolean(name, flag)
     _validate.number_in("delta", receipt.delta, "[0, 1)")
     if receipt.num_units is not None:
@@ -910,7 +912,7 @@ class Composition:
             None if receipt.kind == "declared" else receipt.unit,
             receipt.delta,
             receipt.num_units or labels.size,
-            frozenset(name for name, flag in receipt._flags().items() if flag),
+            frozenset(name for name, flag in receipt.flags.items() if flag),
             charge.assumptions if math.isinf(charge.epsilon) else (),
             receipt.budget_epsilon if charge.epsilon or charge.delta else 0.0,
         )

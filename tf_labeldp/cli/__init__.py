@@ -37,7 +37,14 @@ _MOST_CLASSES = 10**9
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
 _RR_ON_BINS = "rr_on_bins"
-_BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
+BASELINES = {
+    "laplace": "LaplaceMechanism",
+    "discrete_laplace": "DiscreteLaplaceMechanism",
+    "staircase": "StaircaseMechanism",
+    "discrete_staircase": "DiscreteStaircaseMechanism",
+    "exponential": "ExponentialMechanism",
+}
+"""The classes of the mechanisms for comparison."""
 _HISTOGRAM = ("prior_epsilon", "max_values", "whole_numbers")
 # Options, the condition for each group, and the purpose that an error names.
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
@@ -501,7 +508,7 @@ def _add_randomize(verbs: Any) -> None:
     add("--overwrite", action="store_true", help="replace an existing output")
     add("--quiet", action="store_true", help="print errors alone: no progress, no remarks")
     _add_labels(parser)
-    add("--mechanism", choices=(_RR_ON_BINS, *_BASELINES),
+    add("--mechanism", choices=(_RR_ON_BINS, *BASELINES),
         help=f"mechanism for numbers (default: {_RR_ON_BINS}, randomized response on the bins with "
         "the least expected loss; the others are for comparison)")
     add("--loss", choices=_LOSSES,

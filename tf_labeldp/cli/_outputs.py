@@ -35,8 +35,6 @@ from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 
-MADE_BY = "tf-labeldp"
-"""The start of a statement's entry ``made_by``."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks."""
 _HEX = "[0-9a-f]" * 16
@@ -364,7 +362,7 @@ def _csv_lines(cells: Sequence[Any], quoting_style: str) -> Any:
 def _statement_in(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return dict(content) if str(content["made_by"]).startswith(MADE_BY) else {}
+        return dict(content) if str(content["made_by"]).startswith("tf-labeldp") else {}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
 

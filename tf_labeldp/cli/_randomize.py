@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp._progress import Progress, num_cores
 from tf_labeldp._validate import counted
-from tf_labeldp._version import __version__
+from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, say
@@ -172,7 +172,7 @@ def _statement(
         noisy = dataclasses.replace(noisy, assumptions=(*noisy.assumptions, note))
     fields = {
         **noisy.statement(),
-        "made_by": f"{_outputs.MADE_BY} {__version__} randomize",
+        "made_by": f"{MADE_BY} randomize",
         "rows": len(noisy),
         **({} if files is None else {"files": files}),
         "sha256": list(digests),

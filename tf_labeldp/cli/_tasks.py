@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
-from tf_labeldp.cli import _tables
+from tf_labeldp.cli import BASELINES, _tables
 from tf_labeldp.cli._console import CommandError, explained, text_of
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.mechanisms.classes import top_k_members
@@ -61,18 +61,8 @@ _ALONE = Assumption(
 )
 _KEY = "noisy-labels"
 """The name of the draw in the vault."""
-_OWN_KEYS = (_KEY, "label-randomizer")
+_OWN_KEYS = (_KEY, LabelRandomizer.default_key)
 """Prefixes of the names of this command's draws."""
-
-
-_BASELINES: dict[str, Any] = {
-    "laplace": mechanisms.LaplaceMechanism,
-    "discrete_laplace": mechanisms.DiscreteLaplaceMechanism,
-    "staircase": mechanisms.StaircaseMechanism,
-    "discrete_staircase": mechanisms.DiscreteStaircaseMechanism,
-    "exponential": mechanisms.ExponentialMechanism,
-}
-"""Mechanisms for comparison."""
 
 
 class Draw(NamedTuple):
@@ -247,7 +237,10 @@ class Regression(Task):
                     **({} if args.prior is None else _number_prior(args)),
                 )
             else:
-                self.randomizer = _BASELINES[args.mechanism](args.epsilon, args.low, args.high)
+                config = {"epsilon": args.epsilon, "low": args.low, "high": args.high}
+                self.randomizer = Mechanism.from_json(
+                    {"class_name": BASELINES[args.mechanism], "config": config}
+                )
 
     def encoded(self, column: Any) -> np.ndarray:
         return checked_numbers(_tables.to_numpy(column), self.args)

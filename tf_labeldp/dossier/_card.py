@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
-from tf_labeldp._version import __version__
+from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.provenance import History
 from tf_labeldp.dossier._files import (
@@ -98,17 +98,7 @@ def save(
             f"{type(estimator).__name__}. Give the trained model."
         )
     fitted = vars(estimator) if is_exported else {}
-    if metrics is None:
-        own = fitted.get("evaluation_")
-        metrics = [] if own is None else [own]
-    metrics = list(metrics)
-    for found in metrics:
-        if not isinstance(found, Evaluation) or np.ndim(found.value):
-            raise TypeError(
-                f"expected metrics of one number from labels.evaluate, got {found!r}. For labels "
-                "that are public, give vault.Evaluation(metric, value, 0.0, n, "
-                "effective_examples=n)."
-            )
+    metrics = _checked_metrics(metrics, fitted.get("evaluation_"))
     # The file states alone what the model was made of.
     in_file = {receipt.id for receipt in public_input(network).receipts}
     TrainedModel(network).attach([receipt for receipt in of_model if receipt.id not in in_file])
@@ -128,7 +118,7 @@ def save(
     with PlainFile(path / MODEL).replaced() as file:
         network.save(file)
     card = {
-        "made_by": f"tf-labeldp {__version__}",
+        "made_by": MADE_BY,
         "guarantee": json.loads(stated.to_json()),
         "receipts_sha256": receipts_digest(receipts),
         "model_sha256": PlainFile(path / MODEL).digest(),
@@ -143,6 +133,21 @@ def save(
     PlainFile(path / CARD).write_text(json.dumps(card, **_LAYOUT))
     PlainFile(path / PAGE).write_text(page)
     return stated
+
+
+def _checked_metrics(metrics: Any, own: Evaluation | None) -> list[Evaluation]:
+    """Returns the metrics, or else the estimator's own one, or raises."""
+    if metrics is None:
+        metrics = [] if own is None else [own]
+    several = list(metrics)
+    for found in several:
+        if not isinstance(found, Evaluation) or np.ndim(found.value):
+            raise TypeError(
+                f"expected metrics of one number from labels.evaluate, got {found!r}. For labels "
+                "that are public, give vault.Evaluation(metric, value, 0.0, n, "
+                "effective_examples=n)."
+            )
+    return several
 
 
 def check_card(

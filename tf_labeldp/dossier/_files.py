@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._version import __version__
+from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -254,7 +254,7 @@ def check_statement(
     others = [name for name in written if name in own and name not in ("epsilon", "assumptions")]
     if differing := [name for name in others if written[name] != own[name]]:
         found.problems.append(f"its statement differs from its receipts in {listed(differing)}")
-    is_ours = str(made_by).split()[:2] == ["tf-labeldp", __version__] and set(own) <= set(written)
+    is_ours = made_by in (MADE_BY, f"{MADE_BY} randomize") and set(own) <= set(written)
     if lines is not None and list(lines) != str(stated).splitlines():
         if is_ours or not lines or lines[0] != stated.headline:
             found.problems.append("the lines of its statement differ from its figures")

@@ -33,8 +33,6 @@ _METADATA_TEXT = re.compile(r"[0-9][0-9a-z.+-]{0,20}(@[0-9:]{8})?")
 """A version, or a time."""
 _OPTIMIZER = "optimizer/"
 """Arrays of the optimizer, which verification does not build."""
-_RECEIPTS = ("label_dp_history/receipts.bin", "label_dp_facts/facts.json")
-"""Ends of the names of the members that this library adds."""
 _RECEIPTS_ARRAY = "/label_dp_receipts"
 _NUMBER = re.compile(r"_\d{1,4}$")
 _LONGEST_TEXT = 64
@@ -92,7 +90,7 @@ def check_members(
             check_names(parts, names, own.namelist(), "member", path.name)
             _check_weights(parts, content, own)
             for name in names:
-                if name.endswith(_RECEIPTS):
+                if name.endswith(TrainedModel.members()):
                     _check_asset(parts, name, content.read(name))
             texts = {name: content.read(name).decode() for name in (_CONFIG, _METADATA)}
             written = {name: json.loads(own.read(name)) for name in texts}
@@ -108,7 +106,7 @@ def check_members(
     (found.problems if is_own_keras else found.not_checked).extend(parts.problems)
     found.not_checked += parts.not_checked
     assets = [name for name in names if name.startswith("assets/")]
-    return config, [name for name in assets if not name.endswith(_RECEIPTS)]
+    return config, [name for name in assets if not name.endswith(TrainedModel.members())]
 
 
 def _unknown_fields(config: Any, written: Any) -> Iterator[tuple[str, Any]]:
@@ -132,7 +130,7 @@ def _check_asset(found: Findings, name: str, content: bytes) -> None:
     """Checks that receipts, or facts, have no other content."""
     if name.endswith(".json"):
         facts = check_json(found, name, content.decode(), {}) or {}
-        check_names(found, facts, ("classes", "range", "columns"), "field", name)
+        check_names(found, facts, ModelFacts.NAMES, "field", name)
         return
     layer, _, packed = content.partition(b"\n")
     if len(layer) > _LONGEST_TEXT:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
-from tf_labeldp._version import __version__
+from tf_labeldp._version import MADE_BY, __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, Setting
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
@@ -134,7 +134,7 @@ def report(
         _audit_draws(records, results, skipped)
     content = {
         "format": 1,
-        "made_by": f"tf-labeldp {__version__}",
+        "made_by": MADE_BY,
         "made_at": Receipt.timestamp(),
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
@@ -179,11 +179,6 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
 
 
 def _release(receipt: Receipt) -> dict[str, Any]:
-    flags = {
-        "seeded": receipt.seeded,
-        "metrics_reported": receipt.metrics_reported,
-        "sample_weights": receipt.sample_weights,
-    }
     return {
         "id": receipt.id,
         "time": receipt.time,
@@ -196,7 +191,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "epsilon": receipt.charge.epsilon,
         "delta": receipt.charge.delta,
         "settings": str(receipt.charge.event),
-        "flags": [name for name, is_set in flags.items() if is_set],
+        "flags": [name for name, is_set in receipt.flags.items() if is_set],
         "output_digest": receipt.output_digest,
         "version": receipt.version,
     }

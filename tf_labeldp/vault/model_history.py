@@ -17,7 +17,7 @@ import pathlib
 import weakref
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,6 +57,16 @@ class TrainedModel:
     """
 
     model: Any
+
+    @staticmethod
+    def members() -> tuple[str, str]:
+        """Returns the ends of the names of the members that this library adds to a model's file.
+
+        They have the history of a layer, and the facts of the model.
+        """
+        from tf_labeldp.keras_layers._released_dense import HistoryInFiles
+
+        return f"{History.ATTRIBUTE}/{HistoryInFiles.ASSET}", f"{_FACTS}/{_FACTS_FILE}"
 
     @property
     def layers(self) -> list[Any]:
@@ -138,6 +148,8 @@ class ModelFacts(dict[str, Any]):
     (of the features, by name).
     """
 
+    NAMES: ClassVar[tuple[str, ...]] = ("classes", "range", "columns")
+
     def digest(self) -> bytes:
         """Returns a digest of the facts."""
         return hashlib.sha256(json.dumps(self, sort_keys=True).encode()).digest()
@@ -148,7 +160,7 @@ class ModelFacts(dict[str, Any]):
         if not zipfile.is_zipfile(path):
             return cls()
         with zipfile.ZipFile(path) as content:
-            member = f"assets/{_FACTS}/{_FACTS_FILE}"
+            member = f"assets/{TrainedModel.members()[1]}"
             check_unpacked_size(content, os.path.getsize(path))
             is_there = member in content.namelist()
             return cls(_validate.json_of(content.read(member)) if is_there else {})
@@ -394,9 +406,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
 
 def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
     """Returns the histories in a file, by the names of layers, which several may share."""
-    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
-
-    place = f"/{History.ATTRIBUTE}/{HistoryInFiles.ASSET}"
+    place = f"/{TrainedModel.members()[0]}"
     histories: dict[str, list[History]] = {}
     if not zipfile.is_zipfile(path):
         return histories

@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp._version import __version__
+from tf_labeldp._version import MADE_BY, __version__
 from tf_labeldp.accounting import (
     Assumption,
     PrivacyGuarantee,
@@ -458,7 +458,7 @@ class NoisyLabels:
         stated = self.guarantee()
         return {
             "format": FORMAT,
-            "made_by": f"tf-labeldp {__version__}",
+            "made_by": MADE_BY,
             "statement": str(stated).splitlines(),
             "guarantee": json.loads(stated.to_json()),
             "mechanism": self.mechanism.to_json(),
