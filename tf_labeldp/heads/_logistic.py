@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._progress import num_cores
+from tf_labeldp.accounting import Public, Setting
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.design import Design, Solution, Solver
 from tf_labeldp.heads.one_release_head import OneReleaseHead
@@ -93,6 +94,7 @@ class LogisticSolver(LikelihoodSolver):
         return self._maximise(problem, design, prior, make, unit=1.0 if softmax else 0.5)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PrivateLogisticRegression(OneReleaseHead):
     """A linear head with the logistic loss, fitted from one release of noisy ``X^T Y``.
 
@@ -137,6 +139,12 @@ class PrivateLogisticRegression(OneReleaseHead):
         >>> head.fit(features, labels).score(features, labels) > 0.9
         True
     """
+
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Setting[Any] = None
+    num_labels: int | None = None
+    class_weight: Public[Any] = None
 
     _solver = LogisticSolver
 

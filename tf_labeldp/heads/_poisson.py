@@ -34,6 +34,7 @@ class PoissonSolver(LikelihoodSolver):
         return self._maximise(problem, design, prior, make, offset=offset, least=least)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PrivatePoissonRegression(OneReleaseHead):
     """A linear head with the Poisson loss, for counts and amounts, from one noisy ``X^T Y``.
 
@@ -76,6 +77,10 @@ class PrivatePoissonRegression(OneReleaseHead):
         >>> head.fit(features, claims).score(features, claims) > 0.2
         True
     """
+
+    _: dataclasses.KW_ONLY
+    low: float | None = None
+    high: float | None = None
 
     _solver = PoissonSolver
     _link = "exponential"

@@ -101,7 +101,7 @@ class HeadTerms:
         )
 
     def for_rows(self, rows: PublicRows, group_size: float = 1.0) -> HeadTerms:
-        """Returns the terms with noise for the longest row, or for so many rows of one user.
+        """Returns the terms with noise for the longest row, or for ``group_size`` rows of a user.
 
         The noise for users follows the design, which takes their rows to be at right angles.
         """

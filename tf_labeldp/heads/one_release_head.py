@@ -63,6 +63,8 @@ class Head(Estimator, abc.ABC):
     receipts_: tuple[Receipt, ...]
     classes_: Any  # class values (K,); None for numbers and for rows of labels
     encoder_: Any = None  # the encoder in front of a fitted head
+    low: float | None = None  # of a head that takes numbers
+    class_weight: Any = None  # of a head that takes classes
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
@@ -183,23 +185,20 @@ class Head(Estimator, abc.ABC):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OneReleaseHead(Head):
-    """A linear head on public features, fitted from one release; see ``PrivateRidge``."""
+    """A linear head on public features, fitted from one release; see ``PrivateRidge``.
+
+    A head of one kind of labels adds the arguments that describe them.
+    """
 
     epsilon: float
     delta: float = 0.0
     _: dataclasses.KW_ONLY
-    num_classes: int | None = None
-    classes: Setting[Any] = None
-    low: float | None = None
-    high: float | None = None
-    num_labels: int | None = None
     encoder: Public[Any] = None
     penalty: str | float = "auto"
     spread: bool | str = True
     center: bool = True
     intercept: bool = True
     noise: str = "gaussian"
-    class_weight: Public[Any] = None
     key: str | None = None
     max_bytes: float = 8e9
     insecure_seed: int | None = None
@@ -481,6 +480,7 @@ def _sharpness(
     return scores.sharpness(scores.believable_agreement(agreement, error))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PrivateRidge(OneReleaseHead):
     """A linear least-squares head, fitted from one release of noisy moments ``X^T Y``.
 
@@ -574,6 +574,14 @@ class PrivateRidge(OneReleaseHead):
         >>> print(head.guarantee().epsilon, head.guarantee().delta)
         1.0 1e-05
     """
+
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Setting[Any] = None
+    low: float | None = None
+    high: float | None = None
+    num_labels: int | None = None
+    class_weight: Public[Any] = None
 
     _solver = _RidgeSolver
 

@@ -24,7 +24,8 @@ _DESIGN_ROWS = 100_000
 """The most rows in the survey's sample: enough for a mean and a covariance."""
 _MATRICES = 5
 """Matrices (d, d) of doubles at a time: a covariance or Gram matrix, its eigenvectors, the
-eigensolver's work space, and the map to the chosen directions."""
+eigensolver's work space, and the map to the chosen directions. A fit keeps one more, its design's,
+in the memory of the rows that were kept for the release."""
 _SAME = 1e-12
 """A row nearer to the mean than this fraction of its length equals the mean up to rounding."""
 _SKETCH = 16
