@@ -28,8 +28,9 @@ def sampled(q: float = 0.2, steps: int = 12, **settings: Any) -> Any:
 @pytest.mark.parametrize(("batch", "steps"), [(None, 2), (8, 7)])
 def test_arrays_use_each_example_once(batch: int | None, steps: int) -> None:
     plan = plan_of(X, Y, {} if batch is None else {"batch_size": batch})
-    assert (plan.sampling_probability, plan.uses_per_epoch, plan.num_units) == (1.0, 1, N)
-    assert plan.steps_per_epoch == steps
+    uses = plan.uses
+    assert (uses.probability, uses.per_epoch, uses.num_units) == (1.0, 1, N)
+    assert uses.steps_per_epoch == steps
     dataset, settings = plan.open()
     assert settings == {}
     for _ in range(2):  # epochs
@@ -55,7 +56,7 @@ def test_sample_weights_come_along_and_padding_has_none() -> None:
 def test_denoisers_that_reveal_the_batch_get_passes(q: float, steps: int, uses: int) -> None:
     plan = plan_of(sampled(q, steps), denoiser=SelfConv())
     assert plan.disjoint
-    found = (plan.sampling_probability, plan.uses_per_epoch, plan.steps_per_epoch)
+    found = (plan.uses.probability, plan.uses.per_epoch, plan.uses.steps_per_epoch)
     assert found == (1.0, uses, steps)
 
 

@@ -163,24 +163,32 @@ def randomize_labels(  # noqa: PLR0913 (a vault and its draw in one call)
         insecure_seed=insecure_seed,
     )
     inputs = {"priors": priors, "clusters": clusters}
-    return LabelRandomization(
-        mechanism, inputs, make_vault, label_key, id_fn, verbose, public.receipts
-    )
+    made_by = PublicInput(mechanism, public.receipts)
+    return LabelRandomization(made_by, inputs, make_vault, label_key, id_fn, verbose)
 
 
 @dataclasses.dataclass(repr=False, eq=False)
 class LabelRandomization:
     """The transform that ``randomize_labels`` returns."""
 
-    mechanism: LabelMechanism | Randomizer
+    _mechanism: PublicInput[LabelMechanism | Randomizer]
     _inputs: dict[str, Any]
     _make_vault: Callable[[np.ndarray], PrivateLabels]
     _label_key: str
     _id_fn: Callable[[Any], Any] | None
     _verbose: bool
-    receipts: tuple[Receipt, ...]
     private_labels: PrivateLabels | None = None
     noisy_labels: NoisyLabels | None = None
+
+    @property
+    def mechanism(self) -> LabelMechanism | Randomizer:
+        """The mechanism of the draw."""
+        return self._mechanism.value
+
+    @property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipts of the mechanism and of its public inputs."""
+        return self._mechanism.receipts
 
     def guarantee(self) -> PrivacyGuarantee:
         """Returns the guarantee of the labels in the returned dataset: one draw per label."""
@@ -219,7 +227,7 @@ class LabelRandomization:
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
         vault = self._make_vault(labels)
-        made_by: Any = PublicInput(self.mechanism, self.receipts)
+        made_by: Any = self._mechanism
         noisy_labels = vault.randomize(made_by, **self._inputs)
         self.noisy_labels = dataclasses.replace(noisy_labels, assumptions=_ASSUMPTIONS)
         self.private_labels = vault

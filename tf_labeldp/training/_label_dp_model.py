@@ -13,13 +13,12 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
-from tf_labeldp.accounting.provenance import OptimizerSteps, Weights
+from tf_labeldp.accounting.provenance import OptimizerSteps
 from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
-from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise
@@ -137,18 +136,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         model, inputs = public.value
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
-        if inputs is not None:
-            outputs = model(inputs)
-        elif not InspectedModel(model).inputs:
-            raise ValueError(
-                f"the inputs of {model.name!r} are unknown: it is not functional, or not built. "
-                "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
-            )
-        elif isinstance(model, keras.Sequential):
-            inputs, outputs = model.inputs[0], model.outputs[0]
-        else:
-            inputs, outputs = model.input, model.output
-        private = cls(inputs, outputs, name=model.name)
+        private = cls(*_ends_of(model, inputs), name=model.name)
         TrainedModel(private).attach(public.receipts)
         # Steps recorded in a file have receipts, too.
         if all(receipt.kind != "unknown" for receipt in public.receipts):
@@ -234,7 +222,6 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
         self._guard = StepGuard(compiled=self.jit_compile)
-        self._output_losses = losses
         self._step = PrivateStep(self, optimizer, losses, self._guard)
         optimizer._owner = weakref.ref(self)
         self._spending = Spending(self, optimizer, self._guard)
@@ -292,11 +279,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         # Keras would turn the shuffle off with a warning.
         settings |= {**changed, "shuffle": False}
         self._batch_spec = dataset.element_spec[:3]
-        if isinstance(validation, (tuple, list)) and len(validation) > 1:
-            if not isinstance(validation[1], (dict, tuple, list)):
-                labels = np.asarray(validation[1])
-                spec = tf.TensorSpec(labels.shape, labels.dtype)
-                self._output_losses.check_labels_fit(spec)
+        _check_validation_labels(validation, self._step.per_example_loss)
         withheld = ""
         # BackupAndRestore sets it, and an earlier fit may have left it.
         self._initial_epoch = None
@@ -336,18 +319,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 f"steps={plan.batches.steps} of poisson_batches must be a multiple of "
                 f"steps_per_execution={per_execution}: Keras would take steps without a charge."
             )
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise ValueError(
-                "MultiWorkerMirroredStrategy is not supported: each worker would draw its own "
-                "noise. Use MirroredStrategy, on one machine."
-            )
-        if self._guard.compiled and replicas > 1:
-            raise ValueError("jit_compile=True works on one replica only. Leave one of them out.")
-        for name, size in plan.shared.items():
-            if size % replicas:
-                raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
-        plan.check_labels(self._output_losses, self.optimizer.clipping)
+        _check_replicas(self.distribute_strategy, plan, self._guard.compiled)
+        plan.check_labels(self._step.per_example_loss, self.optimizer.clipping)
         inspected = InspectedModel(self)
         inspected.check_features_fit(plan.feature_specs())
         if (features := plan.features_in_memory()) is not None:
@@ -361,33 +334,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._guard.error = None
         self._withholding = not self.report_training_metrics
         self._spending.begin(plan, self.report_training_metrics)
-        if self._constants(plan) != self._traced_with:
+        if self._step.constants(plan) != self._traced_with:
             self.train_function, self._traced_with = None, None
-
-    def _constants(self, plan: TrainingPlan) -> tuple[Any, ...]:
-        """Returns the values that a traced step contains, and that may change between two fits."""
-        optimizer, inner = self.optimizer, self.optimizer.inner_optimizer
-        settings = [optimizer.denoiser, optimizer.preconditioner or NoOp(), optimizer.noise]
-        numbers = {
-            name: number
-            for name, number in vars(inner).items()
-            if isinstance(number, (int, float))
-            and not name.startswith(("_", OptimizerSteps.ATTRIBUTE))
-        }
-        # The settings of plug-ins may be inside other objects: each fit traces their steps.
-        return (
-            plan.traced_values(self._output_losses),
-            optimizer.noise_multiplier,
-            [
-                repr(part.get_config()) if Mechanism.is_of_this_library(part) else object()
-                for part in settings
-            ],
-            (id(inner), id(inner._learning_rate), numbers),
-            [(id(layer), layer.trainable) for layer in Weights.layers_of(self)],
-            [id(variable) for variable in self.trainable_variables],
-            self.report_training_metrics,
-            (self.run_eagerly, self.jit_compile, self.steps_per_execution),
-        )
 
     def _is_training(self) -> bool:
         return self._spending is not None and self._spending.plan is not None
@@ -449,7 +397,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         if plan is None:
             raise RuntimeError("train_step is for fit alone, which charges its steps.")
         # A callback may have changed them since fit began.
-        self._traced_with = self._constants(plan)
+        self._traced_with = self._step.constants(plan)
         x, y, weights, alt = [*data, None][:4]
         y, weights = self._guard.admitted((y, weights))
         written = [*self.variables, *self.optimizer.variables]
@@ -493,6 +441,20 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return self._spending.guarantee(delta, next_epoch=True)
 
 
+def _ends_of(model: keras.Model, inputs: Any) -> tuple[Any, Any]:
+    """Returns the symbolic inputs and outputs of a model; a functional one knows its own."""
+    if inputs is not None:
+        return inputs, model(inputs)
+    if not InspectedModel(model).inputs:
+        raise ValueError(
+            f"the inputs of {model.name!r} are unknown: it is not functional, or not built. "
+            "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
+        )
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0], model.outputs[0]
+    return model.input, model.output
+
+
 def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> None:
     noise = optimizer.noise
     can_compile = noise.compiles or type(noise) is GaussianNoise
@@ -505,6 +467,28 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
         raise ValueError(
             "steps_per_execution='auto' is not supported. Give a divisor of the steps per epoch."
         )
+
+
+def _check_validation_labels(validation: Any, losses: OutputLosses) -> None:
+    if not isinstance(validation, (tuple, list)) or len(validation) < 2:
+        return
+    if not isinstance(validation[1], (dict, tuple, list)):
+        labels = np.asarray(validation[1])
+        losses.check_labels_fit(tf.TensorSpec(labels.shape, labels.dtype))
+
+
+def _check_replicas(strategy: Any, plan: TrainingPlan, compiled: bool) -> None:
+    replicas = strategy.num_replicas_in_sync
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "MultiWorkerMirroredStrategy is not supported: each worker would draw its own "
+            "noise. Use MirroredStrategy, on one machine."
+        )
+    if compiled and replicas > 1:
+        raise ValueError("jit_compile=True works on one replica only. Leave one of them out.")
+    for name, size in plan.shared.items():
+        if size % replicas:
+            raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
 
 
 def _check_one_output(optimizer: LabelDPOptimizer) -> None:

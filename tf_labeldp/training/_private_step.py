@@ -10,10 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.accounting.provenance import OptimizerSteps, Weights
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -290,6 +292,31 @@ class PrivateStep:
             outputs = result.copied_outputs()
         return outputs, report
 
+    def constants(self, plan: TrainingPlan) -> tuple[Any, ...]:
+        """Returns the values that a traced step contains, and that may change between two fits."""
+        model, optimizer, inner = self._model, self._optimizer, self._optimizer.inner_optimizer
+        settings = [optimizer.denoiser, optimizer.preconditioner or NoOp(), optimizer.noise]
+        numbers = {
+            name: number
+            for name, number in vars(inner).items()
+            if isinstance(number, (int, float))
+            and not name.startswith(("_", OptimizerSteps.ATTRIBUTE))
+        }
+        # The settings of plug-ins may be inside other objects: each fit traces their steps.
+        return (
+            plan.traced_values(self.per_example_loss),
+            optimizer.noise_multiplier,
+            [
+                repr(part.get_config()) if Mechanism.is_of_this_library(part) else object()
+                for part in settings
+            ],
+            (id(inner), id(inner._learning_rate), numbers),
+            [(id(layer), layer.trainable) for layer in Weights.layers_of(model)],
+            [id(variable) for variable in model.trainable_variables],
+            model.report_training_metrics,
+            (model.run_eagerly, model.jit_compile, model.steps_per_execution),
+        )
+
     def _clip(self, losses: OutputLosses, group_rows: int, coordinates: Any) -> Clip:
         optimizer = self._optimizer
         if optimizer.clipping == "norm":
@@ -298,7 +325,7 @@ class PrivateStep:
         factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
         return LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
 
-    def _with_noise_once(self, result: ClippedSum, step: Any, replicas: Any) -> list[tf.Tensor]:
+    def _with_noise_once(self, result: Any, step: Any, replicas: Any) -> list[tf.Tensor]:
         """Returns the clipped sum over all replicas with noise, once its outputs are checked."""
         half = self.clipping.float16_layers
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):

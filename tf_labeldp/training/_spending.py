@@ -100,7 +100,7 @@ class Spending:
         steps = CountedSteps(self._model, plan.receipts, self._adopt)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
-        labels = plan.vaults[0].label_set if plan.vaults else LabelSet.new(plan.num_units)
+        labels = plan.vaults[0].label_set if plan.vaults else LabelSet.new(plan.uses.num_units)
         self._run = Run(plan, labels, reported, steps)
 
     def end(self) -> None:
@@ -156,7 +156,7 @@ class Spending:
             plan, uses = run.plans.pop(0)
             receipt = dataclasses.replace(receipt, plan=plan, plan_uses=uses)
         self._spend(run, receipt)
-        self._guard.admit(run.plan.steps_per_epoch)
+        self._guard.admit(run.plan.uses.steps_per_epoch)
 
     def end_epoch(self) -> None:
         """Records the weights, and whether the noise became repeatable within the epoch."""
@@ -213,13 +213,13 @@ class Spending:
         TrainedModel(self._model).attach(receipts)
 
     def _is_seeded(self, plan: TrainingPlan) -> bool:
-        return bool(self.optimizer.noise.seeded or plan.seeded)
+        return bool(self.optimizer.noise.seeded or plan.uses.seeded)
 
     def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
         noise = self.optimizer.noise
         name = type(noise).__name__
-        uses = plan.uses_per_epoch * epochs
-        event = self.optimizer.dp_event(plan.sampling_probability, uses)
+        uses = plan.uses.per_epoch * epochs
+        event = self.optimizer.dp_event(plan.uses.probability, uses)
         if event is None:
             if plan.vaults:
                 raise ValueError(
@@ -227,8 +227,8 @@ class Spending:
                     "GaussianNoise."
                 )
             return Charge.unknown(_NO_EVENT.format(name=name))
-        q, clipping = plan.sampling_probability, self.optimizer.clipping
-        steps = NoisySteps(noise.noise_multiplier, q, uses, plan.unit, clipping)
+        q, clipping = plan.uses.probability, self.optimizer.clipping
+        steps = NoisySteps(noise.noise_multiplier, q, uses, plan.uses.unit, clipping)
         assumptions = [*steps.assumptions(), *noise.assumptions(), Assumption.INITIAL_WEIGHTS]
         if not Mechanism.is_of_this_library(noise):
             claimed = Assumption("claimed-noise", "authors", _CLAIMED.format(name=name))
@@ -244,7 +244,7 @@ class Spending:
 
     def _delta(self, plan: TrainingPlan) -> float:
         if not plan.vaults:
-            return float(plan.num_units) ** -1.1
+            return float(plan.uses.num_units) ** -1.1
         budget = min((vault.budget for vault in plan.vaults), key=lambda budget: budget.delta)
         if budget.delta <= 0.0:
             raise ValueError(
@@ -255,17 +255,17 @@ class Spending:
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
         plan = run.plan
-        by_user = plan.unit == "user"
+        by_user = plan.uses.unit == "user"
         return Receipt(
             run.labels,
             charge,
-            what=f"{counted(plan.steps_per_epoch, 'step')} of {self._name}, noise "
+            what=f"{counted(plan.uses.steps_per_epoch, 'step')} of {self._name}, noise "
             f"{self.optimizer.noise.noise_multiplier:g}, sampled with "
-            f"{plan.sampling_probability:g}",
+            f"{plan.uses.probability:g}",
             kind="steps",
             delta=self._delta(plan),
-            unit=plan.unit,
-            num_units=plan.num_units if by_user else None,
+            unit=plan.uses.unit,
+            num_units=plan.uses.num_units if by_user else None,
             seeded=self._is_seeded(plan),
             metrics_reported=run.reported,
             sample_weights=plan.is_weighted,

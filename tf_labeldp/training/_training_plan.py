@@ -33,39 +33,49 @@ _NOT_WITH_ARRAYS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelUses:
+    """The uses of each label in an epoch, from which their cost follows.
+
+    Attributes:
+        probability: probability of each use, 1 without amplification.
+        per_epoch: number of uses of each example per epoch, each with that probability.
+        steps_per_epoch: number of steps.
+        num_units: number of examples or users.
+        unit: the unit of privacy: "label", "row" for labels of several outputs, or "user".
+        seeded: whether the batches are repeatable.
+    """
+
+    probability: float
+    per_epoch: int
+    steps_per_epoch: int
+    num_units: int
+    unit: str
+    seeded: bool = False
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingPlan(abc.ABC):
     """The steps of a ``fit``, and the uses of each label in them.
 
     Attributes:
-        sampling_probability: probability of each use, 1 without amplification.
-        uses_per_epoch: number of uses of each example per epoch, each with that probability.
-        num_units: number of examples or users.
+        uses: the uses of each label.
         divisor: divisor of the noisy sum: public, never the size of a secret batch.
         shared: the sizes that replicas share evenly, by the name of the argument.
         labels: ``OutputLabels``, or a dict or tuple of them for several outputs.
         group_rows: rows per unit, which are clipped together.
-        unit: the unit of privacy: "label", "row" for labels of several outputs, or "user".
         has_sample_weight: whether there are sample weights.
         class_weight: the weights of classes, as the caller gave them; None without.
-        seeded: whether the batches are repeatable.
-        vaults: the vaults of the labels, which are all charged.
         receipts: the receipts of the public data.
     """
 
-    sampling_probability: float
-    uses_per_epoch: int
-    steps_per_epoch: int
-    num_units: int
+    uses: LabelUses
     divisor: float
     shared: dict[str, int]
     labels: Any
     group_rows: int = 1
-    unit: str = "label"
     has_sample_weight: bool = False
     class_weight: Any = None
-    seeded: bool = False
-    vaults: tuple[PrivateLabels, ...] = ()
     receipts: tuple[Receipt, ...] = ()
 
     @staticmethod
@@ -85,6 +95,11 @@ class TrainingPlan(abc.ABC):
                 "and arrays have none. Fit on data.poisson_batches."
             )
         return ArrayPlan.of_arrays(x, y, settings, optimizer)
+
+    @property
+    def vaults(self) -> tuple[PrivateLabels, ...]:
+        """The vaults of the labels, which are all charged."""
+        return OutputLabels.vaults_of(self.labels)
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -123,7 +138,7 @@ class TrainingPlan(abc.ABC):
         sums = self.divisor, self.group_rows, self.has_sample_weight, weights
         # TensorFlow would trace a step of unknown sizes, if those of the batches changed.
         specs = self.feature_specs(), tf.nest.map_structure(lambda part: part.spec(2), self.labels)
-        return *sums, self.label_range, self.sampling_probability, self.shared, specs
+        return *sums, self.label_range, self.uses.probability, self.shared, specs
 
     @abc.abstractmethod
     def feature_specs(self) -> Any:
@@ -142,7 +157,7 @@ class TrainingPlan(abc.ABC):
 
         The kernel of sparse cross-entropy would write such labels into TensorFlow's log.
         """
-        if clipping == "label_distance" and self.unit == "user":
+        if clipping == "label_distance" and self.uses.unit == "user":
             raise ValueError(
                 "expected batches of labels for clipping='label_distance', got batches of users."
             )
@@ -225,19 +240,20 @@ class PoissonPlan(TrainingPlan):
             q, uses = 1.0, math.ceil(batches.steps / (batches.num_units // batches.disjoint_size))
         return cls(
             batches=batches,
-            sampling_probability=q,
-            uses_per_epoch=uses,
-            steps_per_epoch=batches.steps,
-            num_units=batches.num_units,
+            uses=LabelUses(
+                probability=q,
+                per_epoch=uses,
+                steps_per_epoch=batches.steps,
+                num_units=batches.num_units,
+                unit=_unit(batches._by_output, batches.privacy_unit),
+                seeded=batches.seeded,
+            ),
             divisor=batches.expected_batch_size,
             shared={"buffer_size": batches.buffer_size, "num_examples": optimizer.num_examples},
             labels=batches._by_output,
             group_rows=batches.group_size,
             disjoint=disjoint,
             num_examples=optimizer.num_examples,
-            unit=_unit(batches._by_output, batches.vaults, batches.privacy_unit),
-            seeded=batches.seeded,
-            vaults=batches.vaults,
             has_sample_weight=batches.sample_weight is not None,
             class_weight=class_weight.value or batches.class_weight,
             receipts=Receipts.merged(batches.receipts, class_weight.receipts),
@@ -302,17 +318,20 @@ class ArrayPlan(TrainingPlan):
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
         _check_batch_size("batch_size", size, optimizer)
+        labels = tf.nest.map_structure(lambda part: OutputLabels(None, part), y)
         return cls(
             arrays=arrays,
             batch_size=size,
-            sampling_probability=1.0,
-            uses_per_epoch=1,
-            steps_per_epoch=math.ceil(n / size),
-            num_units=n,
+            uses=LabelUses(
+                probability=1.0,
+                per_epoch=1,
+                steps_per_epoch=math.ceil(n / size),
+                num_units=n,
+                unit=_unit(labels, "label"),
+            ),
             divisor=size,
             shared={"batch_size": size},
-            labels=tf.nest.map_structure(lambda part: OutputLabels(None, part), y),
-            unit=_unit(y, (), "label"),
+            labels=labels,
             has_sample_weight=weights is not None,
             class_weight=class_weight,
             receipts=public.receipts,
@@ -340,10 +359,11 @@ def _check_batch_size(name: str, size: float, optimizer: Any) -> None:
         )
 
 
-def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
+def _unit(labels: Any, unit: str) -> str:
     """Returns "row" for labels of several outputs, unless they are one label of one vault."""
     if unit == "user":
         return unit
+    vaults = OutputLabels.vaults_of(labels)
     if len(vaults) == 1:
         return vaults[0].unit
     return "row" if len(tf.nest.flatten(labels)) > 1 else unit
