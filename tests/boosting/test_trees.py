@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -86,12 +88,13 @@ def test_scores_are_those_of_lightgbm(mode, num_classes):
     check_scores(trees, score, rows)
     # Numbers at thresholds, and right above them.
     rng = np.random.default_rng(2)
-    is_inner = (trees.left != np.arange(len(trees.left))) & (trees.category_set < 0)
+    nodes = trees.nodes
+    is_inner = (nodes.left != np.arange(len(nodes))) & (nodes.category_set < 0)
     for _ in range(3):
-        node = rng.choice(np.flatnonzero(is_inner & np.isfinite(trees.threshold)), len(rows))
-        at = trees.threshold[node]
+        node = rng.choice(np.flatnonzero(is_inner & np.isfinite(nodes.threshold)), len(rows))
+        at = nodes.threshold[node]
         above = np.nextafter(at, np.float32(np.inf))
-        rows[np.arange(len(rows)), trees.feature[node]] = np.where(
+        rows[np.arange(len(rows)), nodes.feature[node]] = np.where(
             rng.random(len(at)) < 0.5, at, above
         )
     check_scores(trees, score, rows)
@@ -134,8 +137,10 @@ def test_many_trees_and_a_large_baseline_are_exact_to_float32():
     trees, score = of_lightgbm(0, 500, learning_rate=0.05)
     rows = some_rows(400, seed=1)
     check_scores(trees, score, rows)
-    shift = np.where(trees.left == np.arange(len(trees.left)), 2.0, 0.0)
-    moved = Trees(**{**vars(trees), "value": trees.value + shift, "baseline": np.array([-1000.0])})
+    nodes = trees.nodes
+    shift = np.where(nodes.left == np.arange(len(nodes)), 2.0, 0.0)
+    nodes = dataclasses.replace(nodes, value=nodes.value + shift)
+    moved = dataclasses.replace(trees, nodes=nodes, baseline=np.array([-1000.0]))
     found = keras.ops.convert_to_numpy(moved.layer()(rows))
     np.testing.assert_allclose(found[:, 0], score(rows), rtol=1e-6, atol=1e-7)
 

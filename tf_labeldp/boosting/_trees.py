@@ -20,31 +20,41 @@ _SUM_BITS = 22
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trees:
-    """An ensemble of decision trees: all nodes in one array (N,) per property.
+class Nodes:
+    """The nodes of several trees, in one array (N,) per property.
 
     A row goes from a node to ``left`` if its ``feature`` is at most ``threshold``, or, if the node
     has a category set, if its code is in the set. Missing values (NaN), negative codes, and codes
     from V on go left where ``missing_left`` is true. A leaf is its own ``left`` and ``right``.
     """
 
-    roots: np.ndarray  # int32 (T,); tree t belongs to output t % C
     feature: np.ndarray  # int32 (N,)
     threshold: np.ndarray  # float32 (N,)
     left: np.ndarray  # int32 (N,)
     right: np.ndarray  # int32 (N,)
     missing_left: np.ndarray  # bool (N,)
-    category_set: np.ndarray  # int32 (N,), a row of category_sets; -1 for a threshold
-    category_sets: np.ndarray  # bool (S, V)
+    category_set: np.ndarray  # int32 (N,), a row of the trees' category_sets; -1 for a threshold
     value: np.ndarray  # float64 (N,)
+
+    def __len__(self) -> int:
+        return self.feature.size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trees:
+    """An ensemble of decision trees, whose scores are sums of leaves."""
+
+    roots: np.ndarray  # int32 (T,); tree t belongs to output t % C
+    nodes: Nodes
+    category_sets: np.ndarray  # bool (S, V)
     baseline: np.ndarray  # float64 (C,), added to the sums of leaves
 
     @property
     def depth(self) -> int:
         """The most nodes above a leaf."""
-        level, depth = self.roots, 0
-        while np.any(self.left[level] != level):
-            level = np.union1d(self.left[level], self.right[level])
+        nodes, level, depth = self.nodes, self.roots, 0
+        while np.any(nodes.left[level] != level):
+            level = np.union1d(nodes.left[level], nodes.right[level])
             depth += 1
         return depth
 
@@ -85,14 +95,13 @@ class Trees:
         nodes["category_set"][has_set] += np.repeat(first_set, sizes)[has_set].astype(np.int32)
         zero_is_missing = nodes.pop("zero_is_missing")
         initial = np.zeros(outputs) if baseline is None else np.asarray(baseline, np.float64)
-        found = cls(roots, category_sets=sets, baseline=initial, **nodes)
-        return _with_missing_zeros(found, zero_is_missing)
+        return cls(roots, _with_missing_zeros(nodes, zero_is_missing), sets, initial)
 
     @classmethod
     def weighted_sum(cls, parts: Sequence[tuple[Trees, float]], baseline: np.ndarray) -> Trees:
         """Returns trees whose scores are the weighted sum of those of the parts, plus (C,)."""
         trees = [part for part, _ in parts]
-        sizes = [len(part.feature) for part in trees]
+        sizes = [len(part.nodes) for part in trees]
         first_node = np.cumsum([0, *sizes])[:-1]
         first_set = np.cumsum([0, *(len(part.category_sets) for part in trees)])[:-1]
         codes = max(part.category_sets.shape[1] for part in trees)
@@ -101,35 +110,44 @@ class Trees:
             pairs = zip(places, first_node, strict=True)
             return np.concatenate([part + first for part, first in pairs]).astype(np.int32)
 
-        return cls(
-            roots=moved([part.roots for part in trees]),
-            feature=np.concatenate([part.feature for part in trees]),
-            threshold=np.concatenate([part.threshold for part in trees]),
-            left=moved([part.left for part in trees]),
-            right=moved([part.right for part in trees]),
-            missing_left=np.concatenate([part.missing_left for part in trees]),
+        nodes = [part.nodes for part in trees]
+        weights = [weight for _, weight in parts]
+        sets = zip(nodes, first_set, strict=True)
+        joined = Nodes(
+            feature=np.concatenate([part.feature for part in nodes]),
+            threshold=np.concatenate([part.threshold for part in nodes]),
+            left=moved([part.left for part in nodes]),
+            right=moved([part.right for part in nodes]),
+            missing_left=np.concatenate([part.missing_left for part in nodes]),
             category_set=np.concatenate(
                 [
                     np.where(part.category_set < 0, -1, part.category_set + first)
-                    for part, first in zip(trees, first_set, strict=True)
+                    for part, first in sets
                 ]
             ).astype(np.int32),
-            category_sets=np.concatenate([part._sets_of(codes) for part in trees]),
-            value=np.concatenate([weight * part.value for part, weight in parts]),
-            baseline=baseline + sum(weight * part.baseline for part, weight in parts),
+            value=np.concatenate(
+                [weight * part.value for part, weight in zip(nodes, weights, strict=True)]
+            ),
+        )
+        return cls(
+            moved([part.roots for part in trees]),
+            joined,
+            np.concatenate([part._sets_of(codes) for part in trees]),
+            baseline + sum(weight * part.baseline for part, weight in parts),
         )
 
     def scores(self, rows: Any) -> np.ndarray:
         """Returns the raw scores of rows (m, p), an array or CSR matrix, ``float64`` (m, C)."""
-        size, depth = rows.shape[0], self.depth
+        size, depth, nodes = rows.shape[0], self.depth, self.nodes
         found = np.empty((size, len(self.baseline)))
         for start in range(0, size, _BLOCK):
             block = rows[start : start + _BLOCK]
             block = block.toarray() if sparse.issparse(block) else np.asarray(block, np.float32)
             node = np.broadcast_to(self.roots, (len(block), len(self.roots)))
             for _ in range(depth):
-                node = np.where(self._goes_left(block, node), self.left[node], self.right[node])
-            leaves = self.value[node].reshape(len(block), -1, len(self.baseline))
+                is_left = self._goes_left(block, node)
+                node = np.where(is_left, nodes.left[node], nodes.right[node])
+            leaves = nodes.value[node].reshape(len(block), -1, len(self.baseline))
             found[start : start + _BLOCK] = leaves.sum(axis=1) + self.baseline
         return found
 
@@ -137,26 +155,26 @@ class Trees:
         """Returns a ``TreeEnsemble`` layer with the same scores; it is built on (m, p)."""
         from tf_labeldp.keras_layers import TreeEnsemble
 
-        num_sets, num_codes = self.category_sets.shape
+        nodes, (num_sets, num_codes) = self.nodes, self.category_sets.shape
         layer = TreeEnsemble(
             len(self.roots),
-            len(self.feature),
+            len(nodes),
             self.depth,
             len(self.baseline),
             num_sets,
             num_codes if num_sets else 0,
             **kwargs,
         )
-        layer.build((None, int(self.feature.max(initial=0)) + 1))
+        layer.build((None, int(nodes.feature.max(initial=0)) + 1))
         leaf, baseline = self._exact_parts()
         layer.set_weights(
             [
                 self.roots,
-                self.feature,
-                self.threshold,
-                np.stack([self.left, self.right], axis=1),
-                self.missing_left.astype(np.int32),
-                self.category_set,
+                nodes.feature,
+                nodes.threshold,
+                np.stack([nodes.left, nodes.right], axis=1),
+                nodes.missing_left.astype(np.int32),
+                nodes.category_set,
                 np.packbits(self.category_sets, axis=1, bitorder="little"),
                 leaf,
                 baseline,
@@ -167,21 +185,21 @@ class Trees:
     def _sets_of(self, codes: int) -> np.ndarray:
         """Returns the category sets with more codes, which go where unknown codes go."""
         sets = np.zeros((len(self.category_sets), codes), bool)
-        nodes = np.flatnonzero(self.category_set >= 0)
-        sets[self.category_set[nodes]] = self.missing_left[nodes, np.newaxis]
+        nodes, places = self.nodes, np.flatnonzero(self.nodes.category_set >= 0)
+        sets[nodes.category_set[places]] = nodes.missing_left[places, np.newaxis]
         sets[:, : self.category_sets.shape[1]] = self.category_sets
         return sets
 
     def _goes_left(self, rows: np.ndarray, node: np.ndarray) -> np.ndarray:
-        value = np.take_along_axis(rows, self.feature[node], axis=1)
-        left, missing = value <= self.threshold[node], np.isnan(value)
+        nodes, value = self.nodes, np.take_along_axis(rows, self.nodes.feature[node], axis=1)
+        left, missing = value <= nodes.threshold[node], np.isnan(value)
         if self.category_sets.size:
-            row = self.category_set[node]
+            row = nodes.category_set[node]
             known = (value >= 0) & (value < self.category_sets.shape[1])
             members = self.category_sets[row, np.where(known, value, 0).astype(np.int64)]
             left = np.where(row >= 0, members, left)
             missing = np.where(row >= 0, ~known, missing)
-        return np.where(missing, self.missing_left[node], left)
+        return np.where(missing, nodes.missing_left[node], left)
 
     def _exact_parts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns leaves (N, 2) and baseline (C, 2), ``float32``: coarse parts and their rests.
@@ -189,7 +207,7 @@ class Trees:
         Coarse parts are multiples of a unit so large that their sums are exact in float32, in any
         order. The rests are so small that rounding their sums does not matter.
         """
-        largest = np.maximum.reduceat(np.abs(self.value), self.roots).sum()
+        largest = np.maximum.reduceat(np.abs(self.nodes.value), self.roots).sum()
         bound = float(largest + np.abs(self.baseline).max())
         unit = 2.0 ** (math.ceil(math.log2(max(bound, 1e-30))) - _SUM_BITS)
 
@@ -197,7 +215,7 @@ class Trees:
             coarse = unit * np.round(values / unit)
             return np.stack([coarse, values - coarse], axis=1).astype(np.float32)
 
-        return parts(self.value), parts(self.baseline)
+        return parts(self.nodes.value), parts(self.baseline)
 
 
 def _rounded_down(thresholds: np.ndarray) -> np.ndarray:
@@ -257,27 +275,26 @@ def _lightgbm_nodes(tree: dict[str, str]) -> dict[str, np.ndarray]:
     }
 
 
-def _with_missing_zeros(trees: Trees, zero_is_missing: np.ndarray) -> Trees:
-    """Returns trees that send zeros where missing numbers go, at some nodes (``zero_as_missing``).
+def _with_missing_zeros(arrays: dict[str, np.ndarray], zero_is_missing: np.ndarray) -> Nodes:
+    """Returns nodes that send zeros where missing numbers go, at some places (``zero_as_missing``).
 
     Such a node asks whether a number is above zero; if not, a second one asks whether it is below;
     and a third one compares the number with the threshold.
     """
     first = np.flatnonzero(zero_is_missing)
     if not first.size:
-        return trees
-    size = len(trees.feature)
+        return Nodes(**arrays)
+    size = len(zero_is_missing)
     second = np.arange(size, size + len(first))
     third = second + len(first)
-    default = np.where(trees.missing_left, trees.left, trees.right)[first]
+    default = np.where(arrays["missing_left"], arrays["left"], arrays["right"])[first]
     arrays = {
         name: np.concatenate([values, values[first], values[first]])
-        for name, values in dataclasses.asdict(trees).items()
-        if name not in ("roots", "category_sets", "baseline")
+        for name, values in arrays.items()
     }
     arrays["threshold"][first] = _ZERO
     arrays["threshold"][second] = np.nextafter(-_ZERO, np.float32(-1.0))
     arrays["left"][first], arrays["right"][first] = second, third
     arrays["left"][second], arrays["right"][second] = third, default
     arrays["missing_left"][first], arrays["missing_left"][second] = True, False
-    return dataclasses.replace(trees, **arrays)
+    return Nodes(**arrays)
