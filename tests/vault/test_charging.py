@@ -146,7 +146,8 @@ def test_a_store_of_an_earlier_version_above_the_filter_has_nothing_left(tmp_pat
 
     vault = opened()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "_filters", lambda *_: [])
+        account = Ledger.of_store(tmp_path / "store").account
+        patch.setattr(type(account), "filters", lambda *_: [])
         for number in range(12):
             vault.randomize(response(0.2), key=str(number))
     first = vault.randomize(response(0.2), key="0")

@@ -305,7 +305,7 @@ class Draws:
         """
         mechanism, rows, public_input = request.mechanism, request.rows, request.public.value
         charge = self._kind.charge(mechanism)
-        if (users := self._ledger.users) is not None:
+        if (users := self._ledger.account.users) is not None:
             charge = users.at(rows).charge(mechanism, charge, public_input)
         what = f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
         notes = list(charge.assumptions)
@@ -352,7 +352,7 @@ class Draws:
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.
-            number = len(ledger.records) - ledger.num_reservations
+            number = len(ledger.records) - ledger.account.reserved.num_records
             rng = np.random.default_rng([self._seed, number])
         # A mechanism of another library may keep what it read in its attributes.
         described, charged = mechanism.to_json(), planned._replace(what=repr(mechanism))
@@ -377,7 +377,9 @@ class Draws:
             if is_ours:
                 # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            failed = ledger.new_receipt(charged._replace(kind="failed"), seeded=rng is not None)
+            failed = ledger.account.new_receipt(
+                charged._replace(kind="failed"), seeded=rng is not None
+            )
             ledger.keep(receipt=taken.receipt(failed))
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
@@ -386,18 +388,14 @@ class Draws:
             ) from None
         values = compact(output) if request.kind == "draw" else np.asarray(output)
         of_values = PublicInput.digest_of(values)
-        priors: dict[str, Any] = {}
-        if isinstance(public_input, Priors):
-            groups = None if public_input.groups is None else np.asarray(public_input.groups)
-            priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         record: Record = taken.charge(
-            ledger.new_receipt(charged, seeded=rng is not None, output_digest=of_values),
+            ledger.account.new_receipt(charged, seeded=rng is not None, output_digest=of_values),
             mechanism=described,
             public_digest=digest or request.public.digest,
             made_of=request.public.receipts,
             arrays={
                 **{"values": values, "indices": rows},
-                **priors,
+                **_arrays_of_priors(public_input),
                 **self._arrays_of_shift(request),
             },
         )
@@ -451,3 +449,10 @@ class _HasDigest(Protocol):
     def digest(self) -> str: ...
 
     def matches(self, digest: str) -> bool: ...
+
+
+def _arrays_of_priors(public_input: Any) -> dict[str, Any]:
+    if not isinstance(public_input, Priors):
+        return {}
+    groups = None if public_input.groups is None else np.asarray(public_input.groups)
+    return {"priors": np.asarray(public_input.probabilities), "groups": groups}

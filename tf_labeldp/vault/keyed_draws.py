@@ -42,6 +42,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.vault._statements import LedgerOwner
+from tf_labeldp.vault.account import Account
 from tf_labeldp.vault.files import check_no_link, make_private
 from tf_labeldp.vault.ledger import Ledger, Release
 from tf_labeldp.vault.records import (
@@ -53,6 +54,7 @@ from tf_labeldp.vault.records import (
     write_key,
 )
 from tf_labeldp.vault.reservations import PlannedUse
+from tf_labeldp.vault.reserved_uses import ReservedUses
 from tf_labeldp.vault.row_ids import RowIds, digests_of_parts
 from tf_labeldp.vault.store import SUMS, LabelStore
 
@@ -332,11 +334,11 @@ class ReleaseKey(LedgerOwner):
 
         Raises if a release on all labels would pass the budget of the vault of this store.
         """
-        if ledger.unit != "label":
+        if ledger.account.unit != "label":
             raise ValueError(
                 f"expected a store whose unit is one label, got {self._store.path}, whose vault "
-                f"has {ledger.unit}s. Draw with its PrivateLabels(..., draws='keyed'), or take a "
-                "new key."
+                f"has {ledger.account.unit}s. Draw with its PrivateLabels(..., draws='keyed'), or "
+                "take a new key."
             )
         mechanism, priors = public.value
         labels, charge = ledger.label_set, Charge.of(mechanism)
@@ -367,15 +369,19 @@ class ReleaseKey(LedgerOwner):
         return write
 
 
+class _AccountOfKey(Account):
+    def check(self, planned: Any, made_of: Iterable[Receipt] = (), *others: Any) -> list[Receipt]:
+        """Returns the receipts of inputs that may be about the labels of the key."""
+        return self.inputs_to_charge(made_of)
+
+
 class _LedgerOfKey(Ledger):
     """The ledger of a key without a vault: its releases add up, and no budget limits them."""
 
     def __init__(self, store: LabelStore) -> None:
-        super().__init__(store.label_set(), None, store)  # type: ignore[arg-type]
-
-    def check(self, planned: Any, made_of: Iterable[Receipt] = (), *others: Any) -> list[Receipt]:
-        """Returns the receipts of inputs that may be about the labels of the key."""
-        return self._checked_inputs(made_of)
+        labels, no_budget = store.label_set(), None
+        super().__init__(labels, no_budget, store)  # type: ignore[arg-type]
+        self.account = _AccountOfKey(labels, no_budget, ReservedUses(store))  # type: ignore[arg-type]
 
     def receipts(self) -> tuple[Receipt, ...]:
         """Returns the receipts of all releases, with those of their inputs."""

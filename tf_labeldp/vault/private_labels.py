@@ -47,10 +47,11 @@ from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers
-from tf_labeldp.vault.ledger import Ledger, UseHistory
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
+from tf_labeldp.vault.use_history import UseHistory
 from tf_labeldp.vault.users import Users
 from tf_labeldp.vault.uses import LabelsTogether, NamedUse, Uses
 
@@ -299,27 +300,27 @@ class PrivateLabels(LedgerOwner):
     @property
     def unit(self) -> str:
         """The unit of privacy: ``"label"``, ``"row"`` for rows of labels, or ``"user"``."""
-        return self._uses.ledger.unit
+        return self._uses.ledger.account.unit
 
     @property
     def users(self) -> np.ndarray | None:
         """The users of these examples as numbers from 0, ``int64`` (n,); None without users."""
-        return None if self._uses.ledger.users is None else self._users.codes
+        return None if self._uses.ledger.account.users is None else self._users.codes
 
     @property
     def _users(self) -> UsersOfRows:
-        users, examples = self._uses.ledger.users, self._examples
+        users, examples = self._uses.ledger.account.users, self._examples
         return UsersOfRows.one_per_row(len(self)) if users is None else users.at(examples.rows)
 
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
-        return 1 if self._uses.ledger.users is None else self._users.most
+        return 1 if self._uses.ledger.account.users is None else self._users.most
 
     @property
     def mean_group_size(self) -> float:
         """The number of labels that the user of a label has on average; 1 without users."""
-        return 1.0 if self._uses.ledger.users is None else self._users.mean
+        return 1.0 if self._uses.ledger.account.users is None else self._users.mean
 
     def epsilon_of_one_label(self, epsilon: float) -> float:
         """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
@@ -441,7 +442,7 @@ class PrivateLabels(LedgerOwner):
                 f"expected the whole vault, got a part with {len(self)} examples. Extend the vault "
                 "that was split."
             )
-        if self._uses.draws.is_keyed or ledger.users is not None:
+        if self._uses.draws.is_keyed or ledger.account.users is not None:
             name = "Keyed draws" if self._uses.draws.is_keyed else "Users"
             raise ValueError(f"{name} are for all labels. Make a vault of the new ones.")
         public = public_input(rows, unlabelled)
@@ -810,7 +811,7 @@ class PrivateLabels(LedgerOwner):
                 use.charge,
                 use.what,
                 unit=self.unit,
-                num_units=self._uses.ledger.num_users,
+                num_units=self._uses.ledger.account.num_users,
             )
             for use in NamedUse(self).planned(public.value)
         ]
@@ -886,5 +887,5 @@ def vault_of_array(
 ) -> PrivateLabels:
     """Returns the vault of one fit on an array of labels, which each of its receipts names."""
     vault = PrivateLabels(labels, kind, budget=budget, insecure_seed=insecure_seed)
-    vault._uses.ledger.notes = (_BY_THIS_PROCESS,)
+    vault._uses.ledger.account.notes = (_BY_THIS_PROCESS,)
     return vault

@@ -166,11 +166,11 @@ class Uses:
     def note_arrivals(self) -> None:
         """Notes an assumption, unless all examples have had a label from their start."""
         if self._examples.sealed.rows is not None or self._examples.sealed.is_late:
-            self.ledger.notes = (_PUBLIC_ARRIVALS,)
+            self.ledger.account.notes = (_PUBLIC_ARRIVALS,)
 
     def check_unit(self, unit: str | None) -> None:
         """Raises for a use of users' labels whose cost is not for all labels of one user."""
-        if self.ledger.users is not None and unit != "user":
+        if self.ledger.account.users is not None and unit != "user":
             raise ValueError(
                 f"expected a use whose cost is for all labels of one user, got unit={unit!r}. Give "
                 "users= and max_examples_per_user= to poisson_batches, or unit='user' to charge."
@@ -181,10 +181,10 @@ class Uses:
 
         The uses have the same rows.
         """
-        covering = self.ledger.covering(uses)
+        covering = self.ledger.account.reserved.covering(uses)
         planned, reserved = [], set[str]() if covering is None else {covering.id}
         for use in uses:
-            part = self.ledger.reserved_use(use, reserved)
+            part = self.ledger.account.reserved_use(use, reserved)
             if part is None:
                 planned.append(use)
             else:
@@ -195,10 +195,10 @@ class Uses:
         """Charges a use outside the vault; takes the reserved use, if any."""
         with self.ledger.turn():
             # Its name is for the history: an epoch is found by its cost.
-            part = self.ledger.reserved_use(use._replace(key=None))
+            part = self.ledger.account.reserved_use(use._replace(key=None))
             if part is not None:
                 flags = {"plan": part.plan, **flags, "id": part.id}
-            receipt = self.ledger.new_receipt(use, **flags)
+            receipt = self.ledger.account.new_receipt(use, **flags)
             if receipt.use:
                 # Another vault of a project may have counted this use.
                 inherited = self.ledger.check([], [*made_of, receipt], part)
@@ -279,10 +279,10 @@ class LabelsTogether:
         for uses, examples in self._vaults:
             with uses.ledger.turn():
                 use, taken = PlannedUse(None, "", "steps", charge, examples.rows), set[str]()
-                while (part := uses.ledger.reserved_use(use, taken)) is not None:
+                while (part := uses.ledger.account.reserved_use(use, taken)) is not None:
                     taken.add(part.id)
                 reserved.append(len(taken))
-                unused.append(uses.ledger.unused(charge, use.rows))
+                unused.append(uses.ledger.account.unused(charge, use.rows))
         plans = [("", 1)] * min(reserved)
         for plan, left in unused[0].items():
             plans += [plan] * min([left, *(others.get(plan, 0) for others in unused[1:])])
