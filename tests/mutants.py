@@ -49,7 +49,8 @@ PARTS = {
     "vault": (
         "tf_labeldp/vault/*.py",
         "tests/vault tests/scale/test_keyed_draws.py tests/cli/test_noisy_labels_folder.py "
-        "tests/mechanisms/test_cluster_randomized_response.py tests/ledger",
+        "tests/mechanisms/test_cluster_randomized_response.py tests/ledger "
+        "tests/doors/test_class_values.py tests/doors/test_class_weights.py",
     ),
     "clipping": (
         "tf_labeldp/gradients/*clip*.py",

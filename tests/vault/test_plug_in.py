@@ -257,6 +257,24 @@ def test_only_the_first_use_of_a_configuration_is_checked(checks):
     assert [type(mechanism).__name__ for mechanism in checks[2:]] == ["NoisyCounts"]
 
 
+def test_a_changed_element_of_a_long_array_is_checked_again():
+    """NumPy prints the ends of a long array alone."""
+
+    class WithTable(NoisyNumbers):
+        def __init__(self, epsilon):
+            super().__init__(epsilon)
+            self.honest = np.ones(5000, bool)
+
+        def randomize(self, labels, public=None, *, rng=None):
+            return super().randomize(labels, rng=rng) if self.honest.all() else labels + 0.0
+
+    labels, mechanism = numbers(), WithTable(1.0)
+    labels.randomize(mechanism)
+    mechanism.honest[2500] = False
+    with pytest.raises(ValueError, match="violates its epsilon"):
+        labels.randomize(mechanism)
+
+
 def test_a_redefined_class_is_checked_again():
     """A notebook cell that runs again makes another class of the same name."""
 
