@@ -635,9 +635,7 @@ heads(
     "counts below zero",
     ValueError,
     "zero or more",
-    lambda v: head(
-        y=X[:, 0], kind=ldp.heads.PrivatePoissonRegression, num_classes=None, low=-5, high=5
-    ),
+    lambda v: ldp.heads.PrivatePoissonRegression(1.0, 1e-5, low=-5, high=5).fit(X, X[:, 0]),
 )
 heads(
     "an unfitted encoder",
