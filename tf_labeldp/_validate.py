@@ -103,7 +103,8 @@ def takes_old_arguments(function: Callable[_Arguments, _Result]) -> Callable[_Ar
     def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         passed = dict(zip(signature.parameters, arguments, strict=False)) | keywords
         for name, default in defaults.items():
-            if passed.get(name, default) != default:
+            value = passed.get(name, default)
+            if isinstance(value, np.ndarray) or value != default:
                 warn_of_old(owner, name, stacklevel=2)
         return function(*arguments, **keywords)
 

@@ -194,6 +194,13 @@ def test_an_old_argument_by_place_warns_too():
     assert list(inspect.signature(vault.check_budget).parameters) == ["mechanism", "indices"]
 
 
+def test_an_old_argument_may_be_an_array():
+    vault = PrivateLabels(Y, 2, budget=PrivacyBudget(99.0))
+    receipts = np.array([*RECEIPTS, *RECEIPTS], object)
+    with pytest.warns(DeprecationWarning, match=r"check_budget\(receipts=\)"):
+        vault.check_budget(RandomizedResponse(1.0, 2), receipts=receipts)
+
+
 def test_at_most_ten_arguments():
     parameters = inspect.signature(PrivateLabels).parameters
     assert len(parameters) <= 10 and not set(parameters) & set(REPLACED)

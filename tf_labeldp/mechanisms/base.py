@@ -110,9 +110,10 @@ class Mechanism(abc.ABC):
     def in_words(text: str) -> str:
         """Returns the purpose and the class of a mechanism of this library by its ``repr``.
 
-        Other uses of labels keep their text.
+        Other uses of labels keep their text, also where an author's text begins with a mechanism.
         """
-        kind = _REGISTRY.get(text.partition("(")[0])
+        name, opened, rest = text.partition("(")
+        kind = _REGISTRY.get(name) if opened and rest.endswith(")") else None
         if kind is None or not kind.purpose:
             return Mechanism.without_unset(text)
         return f"{kind.purpose}: {kind.__name__}"

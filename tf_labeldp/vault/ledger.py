@@ -488,6 +488,7 @@ class Ledger:
         return lines_of(records, reserved, self.label_set, self.budget.delta)
 
 
+@_validate.takes_old_arguments
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
     """Erases the labels' traces in a store, and keeps its receipts.
 
