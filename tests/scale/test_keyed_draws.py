@@ -34,7 +34,15 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.plugins import DrawSettingsError, KeyedRows
 from tf_labeldp.scale import ReleaseKey, randomize_batch
-from tf_labeldp.vault import Keyed, LabelStoreError, Numbers, Rows, Store, keyed_draws
+from tf_labeldp.vault import (
+    ClusterRandomizedResponse,
+    Keyed,
+    LabelStoreError,
+    Numbers,
+    Rows,
+    Store,
+    keyed_draws,
+)
 from tf_labeldp.vault.row_ids import RowIds
 
 KEY = bytes(range(32))
@@ -102,6 +110,14 @@ def test_a_channel_of_numbers_is_drawn_too():
         assert np.mean(drawn == 2.0) == pytest.approx(of_second, abs=0.01)
         part = draw(np.arange(100, 200), np.full(100, label), CHANNEL)
         np.testing.assert_array_equal(drawn[100:200], part)
+
+
+def test_a_draw_without_a_key_is_refused_before_the_release_that_it_follows():
+    vault = PrivateLabels(np.arange(300) % 3, 3, budget=PrivacyBudget(9.0), draws="keyed")
+    clustered = ClusterRandomizedResponse.for_epsilon(1.0, 3)
+    with pytest.raises(TypeError, match="keyed draws need"):
+        vault.randomize(clustered, clusters=np.zeros(300, int))
+    assert vault.receipts == () and vault.remaining() == 9.0
 
 
 def test_every_mechanism_with_keyed_draws_is_drawn_here():

@@ -299,7 +299,7 @@ class Draws:
         return record
 
     def planned(self, request: DrawRequest) -> PlannedUse:
-        """Returns the use to reserve or to charge.
+        """Returns the use to reserve or to charge, or raises if it needs a key that cannot draw it.
 
         The statement of a plug-in names what was not tested.
         """
@@ -310,6 +310,8 @@ class Draws:
         what = f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
+            # Before the first of several releases is charged.
+            check_keyed(mechanism)
             notes += KEYED_ASSUMPTIONS
         if not Mechanism.is_of_this_library(mechanism):
             event = ", and its uses compose as its dp_event states" * mechanism.has_own_event
