@@ -149,6 +149,15 @@ def sizes(root):
     return {name: len(found) for name, found in counted(root).items()}
 
 
+def check_it_counts(tree, path, source, count):
+    """A file raises a count of the tree, and without it the counts are as before."""
+    before = sizes(tree)
+    file = add(tree, path, source)
+    assert sizes(tree)[count] > before[count]
+    file.unlink()
+    assert sizes(tree) == before
+
+
 TAKEN = (
     "from lib.shop.stock import Crate",
     "from ..shop.stock import Crate",
@@ -183,11 +192,7 @@ TAKEN = (
     "source", [*TAKEN, "importlib.import_module('..shop._keys', 'lib.cellar')"]
 )
 def test_each_way_to_a_name_from_inside_counts(tree, source):
-    before = sizes(tree)
-    file = add(tree, "lib/cellar/_taken.py", source)
-    assert sizes(tree)["names"] > before["names"]
-    file.unlink()
-    assert sizes(tree) == before
+    check_it_counts(tree, "lib/cellar/_taken.py", source, "names")
 
 
 @pytest.mark.parametrize(
@@ -204,11 +209,7 @@ def test_each_way_to_a_name_from_inside_counts(tree, source):
     ],
 )
 def test_each_way_of_a_test_to_an_internal_name_counts(tree, source):
-    before = sizes(tree)
-    file = add(tree, "tests/shop/test_taken.py", source)
-    assert sizes(tree)["pairs"] > before["pairs"]
-    file.unlink()
-    assert sizes(tree) == before
+    check_it_counts(tree, "tests/shop/test_taken.py", source, "pairs")
 
 
 @pytest.mark.parametrize(
@@ -234,11 +235,7 @@ def test_each_way_of_a_test_to_an_internal_name_counts(tree, source):
     ],
 )
 def test_each_way_of_asking_counts(tree, source):
-    before = sizes(tree)
-    file = add(tree, "lib/cellar/_asking.py", source)
-    assert sizes(tree)["asking"] > before["asking"]
-    file.unlink()
-    assert sizes(tree) == before
+    check_it_counts(tree, "lib/cellar/_asking.py", source, "asking")
 
 
 @pytest.mark.parametrize(

@@ -272,8 +272,7 @@ class Draws:
                 f"key must not start with {Receipt.UNNAMED!r}, which names draws without a key, "
                 f"got {key!r}. Use another key."
             )
-        if self._keyed_for(mechanism) is not None:
-            check_keyed(mechanism)
+        self._keyed_for(mechanism)
         if not Mechanism.is_of_this_library(mechanism):
             self._check_foreign(request)
 
@@ -310,8 +309,6 @@ class Draws:
         what = f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
-            # Before the first of several releases is charged.
-            check_keyed(mechanism)
             notes += KEYED_ASSUMPTIONS
         if not Mechanism.is_of_this_library(mechanism):
             event = ", and its uses compose as its dp_event states" * mechanism.has_own_event
@@ -329,8 +326,15 @@ class Draws:
         return PlannedUse(request.key, what, request.kind, charge.with_assumptions(notes), rows)
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
+        """Returns the key that draws for a mechanism, or raises if it cannot; None without one.
+
+        A plan asks, too: the first of several releases is not charged for a draw that is refused.
+        """
         # Statistics are never keyed.
-        return self._keyed if isinstance(mechanism, LabelMechanism) else None
+        if self._keyed is None or not isinstance(mechanism, LabelMechanism):
+            return None
+        check_keyed(mechanism)
+        return self._keyed
 
     def _check_foreign(self, request: DrawRequest) -> None:
         mechanism, size, public_input = request.mechanism, request.rows.size, request.public.value

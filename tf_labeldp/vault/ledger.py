@@ -21,7 +21,6 @@ from tf_labeldp.accounting import (
     PublicInput,
     Receipt,
 )
-from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault.account import Account
@@ -453,16 +452,6 @@ class Ledger:
             self.keep(
                 budget=budget, reason=reason, time=Receipt.timestamp(), actor=self.account.actor
             )
-
-    def check(
-        self,
-        planned: Sequence[PlannedUse],
-        made_of: Iterable[Receipt] = (),
-        part: Receipt | None = None,
-        plan: UseInPlan | None = None,
-    ) -> list[Receipt]:
-        """Raises if the budget does not allow planned uses; see ``Account.check``."""
-        return self.account.check(planned, made_of, part, plan)
 
     def remaining(self, rows: np.ndarray | None = None) -> float:
         """Returns the largest epsilon of one more pure-DP use of these examples; None for all."""

@@ -712,7 +712,7 @@ class PrivateLabels(LedgerOwner):
             ValueError: the vault has users, and a receipt is by label.
         """
         with self._uses.ledger.turn():
-            for receipt in self._uses.ledger.check([], receipts):
+            for receipt in self._uses.ledger.account.check([], receipts):
                 self._uses.ledger.keep(receipt=receipt)
 
     @_validate.takes_old_arguments

@@ -189,7 +189,7 @@ class Uses:
                 planned.append(use)
             else:
                 reserved.add(part.id)
-        self.ledger.check(planned, receipts, covering)
+        self.ledger.account.check(planned, receipts, covering)
 
     def charge(self, use: PlannedUse, made_of: Sequence[Receipt], **flags: Any) -> Receipt:
         """Charges a use outside the vault; takes the reserved use, if any."""
@@ -201,10 +201,10 @@ class Uses:
             receipt = self.ledger.account.new_receipt(use, **flags)
             if receipt.use:
                 # Another vault of a project may have counted this use.
-                inherited = self.ledger.check([], [*made_of, receipt], part)
+                inherited = self.ledger.account.check([], [*made_of, receipt], part)
             else:
                 plan = UseInPlan(receipt.charge, receipt.plan, receipt.plan_uses)
-                inherited = self.ledger.check([use], made_of, part, plan)
+                inherited = self.ledger.account.check([use], made_of, part, plan)
             for other in inherited:
                 if other is not receipt:
                     self.ledger.keep(receipt=other)
@@ -266,7 +266,7 @@ class LabelsTogether:
         for uses, examples in self._vaults:
             with uses.ledger.turn():
                 planned = PlannedUse(None, what, "steps", charge, examples.rows)
-                uses.ledger.check([planned], made_of, plan=plan)
+                uses.ledger.account.check([planned], made_of, plan=plan)
 
     def plans(self, charge: Charge, number: int) -> list[tuple[str, int]]:
         """Returns the plan of each of several uses of equal cost, and the plan's number of uses.
