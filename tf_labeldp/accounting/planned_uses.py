@@ -24,7 +24,7 @@ _KEPT = 10_000
 """Most histories over several label sets that are kept."""
 
 
-class UseInPlan(NamedTuple):
+class ChainedUse(NamedTuple):
     """One use in a chain."""
 
     charge: Charge
@@ -41,7 +41,7 @@ def without_assumptions(charge: Charge) -> Charge:
     return charge.with_assumptions(()) if charge.assumptions else charge
 
 
-_Plan = dict[Charge, tuple[int, dict[str, int], int]]
+_PlanUses = dict[Charge, tuple[int, dict[str, int], int]]
 """The number of uses of each charge of a plan, how many were charged by each source, and how many
 were given back."""
 
@@ -50,7 +50,7 @@ class _Spent(NamedTuple):
     """The rest of a budget after the uses of a chain."""
 
     filter: PrivacyFilter
-    plans: dict[str, _Plan]
+    plans: dict[str, _PlanUses]
     last: str = ""  # the plan that came last
     before: Any = None  # the filter before it
 
@@ -78,7 +78,7 @@ class UseChain:
             one, other = one.before, other.before
         return True
 
-    def then(self, use: UseInPlan) -> UseChain:
+    def then(self, use: ChainedUse) -> UseChain:
         """Returns the chain with one more use."""
         return UseChain(self, use)
 
@@ -98,7 +98,7 @@ class UseChain:
         return spent.filter
 
     def _after(self, spent: _Spent, budget: PrivacyBudget) -> _Spent:
-        use: UseInPlan = self.last
+        use: ChainedUse = self.last
         if not use.plan:
             return spent._replace(filter=spent.filter.after(((use.charge, 1),)), last="")
         plan = spent.plans.get(use.plan, {})
@@ -122,9 +122,9 @@ class UseChain:
             whole = whole.after(*charges)
         return _Spent(whole, plans)
 
-    def _charges(self, plans: dict[str, _Plan]) -> Iterator[tuple[CountedCharges, ...]]:
+    def _charges(self, plans: dict[str, _PlanUses]) -> Iterator[tuple[CountedCharges, ...]]:
         """Yields the arguments of ``PrivacyFilter.after`` for each plan, in order."""
-        uses: list[UseInPlan] = []
+        uses: list[ChainedUse] = []
         chain = self
         while chain.before is not None:
             uses.append(chain.last)
@@ -138,7 +138,7 @@ class UseChain:
                 yield _counted(plans[use.plan])
 
 
-def _counted(plan: _Plan) -> tuple[CountedCharges, CountedCharges]:
+def _counted(plan: _PlanUses) -> tuple[CountedCharges, CountedCharges]:
     """Returns the charges of a plan, and those of its uses that were not given back."""
     whole = tuple((charge, number) for charge, (number, *_) in plan.items())
     used = ((charge, number - given_back) for charge, (number, _, given_back) in plan.items())
@@ -153,7 +153,7 @@ class _Examples:
         self._row_of = np.zeros(size, dtype=np.int32)
         self._later = UseChain()  # of examples to come
 
-    def add(self, use: UseInPlan, examples: Any, size: int) -> None:
+    def add(self, use: ChainedUse, examples: Any, size: int) -> None:
         """Adds a use of these examples; None for the first ``size``, or all if it is zero."""
         if examples is None and size == 0:
             self._later = self._later.then(use)
@@ -230,7 +230,7 @@ class UseChains:
                 self._last = labels.name
                 source = labels.name if receipt.use else ""
                 plan = receipt.plan or receipt.use
-                use = UseInPlan(
+                use = ChainedUse(
                     without_assumptions(receipt.charge),
                     plan,
                     receipt.plan_uses,
@@ -258,7 +258,7 @@ class UseChains:
         budget: PrivacyBudget,
         labels: LabelSet,
         rows: Any = None,
-        planned: Iterable[UseInPlan] = (),
+        planned: Iterable[ChainedUse] = (),
     ) -> list[PrivacyFilter]:
         """Returns the rest of a budget for each person with one of these examples.
 
@@ -294,7 +294,7 @@ class UseChains:
 
     def _joint(self, several: tuple[UseChain, ...]) -> UseChain:
         """Returns the chain of a person with these histories in several label sets."""
-        new: list[tuple[tuple[UseChain, ...], UseInPlan]] = []
+        new: list[tuple[tuple[UseChain, ...], ChainedUse]] = []
         while sum(chain.before is not None for chain in several) > 1:
             if several in self._joined:
                 break

@@ -40,7 +40,7 @@ _ORDERS = np.geomspace(0.5, 2000.0, 64)
 """Orders of the moments of privacy losses, from which the first plan selects one."""
 
 
-class _Plan(NamedTuple):
+class _PlanCosts(NamedTuple):
     """A plan, with the costs that the filters add up."""
 
     charges: CountedCharges
@@ -49,7 +49,7 @@ class _Plan(NamedTuple):
     kind: str  # a key of _SHARES
 
     @classmethod
-    def of(cls, charges: CountedCharges) -> _Plan:
+    def of(cls, charges: CountedCharges) -> _PlanCosts:
         if not any(charge.delta for charge, _ in charges):
             kind = "known" if math.isfinite(_epsilon_sum(charges)) else "claimed"
             return cls(charges, _epsilon_sum(charges), 0.0, kind)
@@ -72,7 +72,7 @@ class _Pure:
     spent: float = 0.0
     name = "the sum of epsilons"
 
-    def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def after(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         if self.spent + plan.pure > self.epsilon * _SLACK or self._is_worth_delta(plan):
             return self._others(plan, used)
         spent, small = self.spent + used.pure, _SMALL * self.epsilon * _SLACK
@@ -85,12 +85,12 @@ class _Pure:
                 return rest, *early.after(plan, used)
         return (dataclasses.replace(self, spent=spent),)
 
-    def _is_worth_delta(self, plan: _Plan) -> bool:
+    def _is_worth_delta(self, plan: _PlanCosts) -> bool:
         several = sum(count for _, count in plan.charges) > 1
         exact = Charge.composed(plan.charges, self.delta).epsilon if several else plan.pure
         return exact < _WORTH_DELTA * plan.pure
 
-    def _others(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def _others(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         left = self.epsilon - self.spent
         if left <= 0.0 or self.delta == 0.0 or not math.isfinite(_epsilon_sum(plan.charges)):
             return ()
@@ -118,7 +118,7 @@ class _Whole:
 
     name = "the first use that needs a delta, which nothing may follow"
 
-    def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def after(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         del plan, used
         return ()
 
@@ -136,7 +136,7 @@ class _Sum:
     spent_delta: float = 0.0
     name = "the sum of epsilons and deltas"
 
-    def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def after(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         del used  # A plan that is composed exactly is not a sum over its uses.
         left = max(0.0, self.delta * _SLACK - self.spent_delta)
         for share in (_OF_REST, 1.0):
@@ -158,7 +158,7 @@ class _Gaussian:
     left: float
     name = "the sum of squared precisions of Gaussian noise"
 
-    def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def after(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         spent = _squares(used.charges)
         fits = spent <= self.left + ROUNDING * spent < math.inf
         return (_Gaussian(self.left - spent),) if fits else ()
@@ -179,16 +179,16 @@ class _Moments:
     name = "the moments of privacy losses"
 
     @classmethod
-    def first(cls, plan: _Plan, epsilon: float, delta: float) -> _Moments:
+    def first(cls, plan: _PlanCosts, epsilon: float, delta: float) -> _Moments:
         """Returns the filter of the order at which most plans like this one fit."""
         limits = epsilon * _ORDERS + math.log(delta) - _log_worst(_ORDERS)
         place = int(np.argmax(limits / _log_moments(plan.charges)))
         return cls(place, float(limits[place]))
 
-    def cost(self, plan: _Plan) -> float:
+    def cost(self, plan: _PlanCosts) -> float:
         return float(_log_moments(plan.charges)[self.place])
 
-    def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
+    def after(self, plan: _PlanCosts, used: _PlanCosts) -> tuple[_Filter, ...]:
         spent = self.cost(used)
         fits = spent <= self.left + ROUNDING * spent < math.inf
         return (_Moments(self.place, self.left - spent),) if fits else ()
@@ -301,8 +301,8 @@ class PrivacyFilter:
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_of(charges: CountedCharges) -> _Plan:
-    return _Plan.of(charges)
+def _plan_of(charges: CountedCharges) -> _PlanCosts:
+    return _PlanCosts.of(charges)
 
 
 @functools.lru_cache(maxsize=4096)

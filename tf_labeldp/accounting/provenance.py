@@ -128,7 +128,7 @@ class PublicInput(Generic[_Value]):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class History:
+class LayerHistory:
     """The known history of a Keras layer.
 
     Attributes:
@@ -153,9 +153,9 @@ class History:
     has_integers: bool = True
 
     @staticmethod
-    def of(layer: Any) -> History | None:
+    def of(layer: Any) -> LayerHistory | None:
         """Returns the history of a layer's trainings, or None."""
-        holder = _fields(layer).get(History.ATTRIBUTE)
+        holder = _fields(layer).get(LayerHistory.ATTRIBUTE)
         return None if holder is None else holder.history
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
@@ -179,7 +179,7 @@ class History:
         return Receipts(self.receipts).to_bytes(digests=digests, steps=self.steps)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> History:
+    def from_bytes(cls, content: bytes) -> LayerHistory:
         """Returns the history that ``to_bytes`` wrote; ``ReceiptError`` if the content changed."""
         receipts, data = Receipts.from_bytes(content)
         digests = data.get("digests")
@@ -282,7 +282,7 @@ class Weights:
         known, digests = set(cls.by_digest), []
         for layer in layers:
             own = [weight for weight in cls.own(layer) if not trainable or id(weight) in trainable]
-            history = History.of(layer) or History()
+            history = LayerHistory.of(layer) or LayerHistory()
             if own and history.trained:
                 return False
             known |= history.digests or frozenset()
@@ -344,7 +344,7 @@ class OptimizerSteps:
             steps = int(Weights.value_of(inner.iterations)) if inner.built else 0
         _fields(inner)[self.ATTRIBUTE] = steps  # Keras does not track this attribute.
 
-    def note(self, history: History | None) -> None:
+    def note(self, history: LayerHistory | None) -> None:
         """Records the receipts of a model's history, which the momentum depends on too."""
         if self.optimizer is not None and history is not None:
             fields = _fields(self.inner)  # Keras does not track this attribute.
@@ -461,7 +461,7 @@ def _receipts_of_layer(layer: Any) -> tuple[Receipt, ...]:
     Such training shows in weights that differ from the end of the last counted training, and in an
     optimizer that took more steps than receipts cover.
     """
-    history, steps = History.of(layer), OptimizerSteps.of(layer)
+    history, steps = LayerHistory.of(layer), OptimizerSteps.of(layer)
     found: list[tuple[Receipt, ...]] = [] if history is None else [history.receipts]
     reason = ""
     weights = Weights.own(layer)

@@ -16,7 +16,7 @@ from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
-from tf_labeldp.accounting.provenance import History
+from tf_labeldp.accounting.provenance import LayerHistory
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -109,7 +109,7 @@ def save(
         TrainedModel(network).attach(lost)
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
-    stated = History(receipts).guarantee()
+    stated = LayerHistory(receipts).guarantee()
     path = pathlib.Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     # A run that is killed leaves no card of another model.

@@ -16,7 +16,7 @@ import numpy as np
 
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting.provenance import History, Weights
+from tf_labeldp.accounting.provenance import LayerHistory, Weights
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -296,7 +296,7 @@ def check_layers(
         own = Weights.own(layer)
         has_receipts = bool(own and public_input(layer).receipts)
         digests = Weights.digests(own)
-        history = History.of(layer)
+        history = LayerHistory.of(layer)
         if history is not None and (history.digests or set()) - {*digests, *stores.digests}:
             listed_only.append(layer.name)
         if not stores.digests.issuperset(TrainedModel.integer_digests(own)):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted, json_of
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, public_input
-from tf_labeldp.accounting.provenance import History
+from tf_labeldp.accounting.provenance import LayerHistory
 from tf_labeldp.dossier._card import MODEL, check_card, receipts_of_metrics
 from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files_in
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
@@ -143,7 +143,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
         receipts = Receipts.merged(own, measured)
         stated = guarantee(loaded)
         if measured:
-            stated = History(receipts).guarantee()
+            stated = LayerHistory(receipts).guarantee()
         config, assets = check_members(found, model, loaded)
     # Layers and file formats raise errors of any type.
     except Exception as error:

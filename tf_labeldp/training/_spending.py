@@ -22,8 +22,8 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.dp_sgd import NoisySteps
-from tf_labeldp.accounting.planned_uses import UseInPlan
-from tf_labeldp.accounting.provenance import History
+from tf_labeldp.accounting.planned_uses import ChainedUse
+from tf_labeldp.accounting.provenance import LayerHistory
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -143,7 +143,7 @@ class Spending:
         rest = [each for each in plans if each[0]]
         if rest:
             # Only a new plan, which comes last, is more than was planned before.
-            last = UseInPlan(once, *rest[-1])
+            last = ChainedUse(once, *rest[-1])
             what = f"{counted(len(rest), 'epoch')} of {self._name}"
             together.check(what, self._charge(plan, len(rest)), last, made_of)
         return once, plans
@@ -174,7 +174,7 @@ class Spending:
         if next_epoch:
             run = self._under_way()
             receipts = (*receipts, self._receipt(run, self._charge(run.plan, 1)))
-        statement = History(receipts).guarantee(delta)
+        statement = LayerHistory(receipts).guarantee(delta)
         return statement.warn_of_delta()
 
     def _under_way(self) -> Run:

@@ -302,10 +302,10 @@ class Draws:
 
         The statement of a plug-in names what was not tested.
         """
-        mechanism, rows, public_input = request.mechanism, request.rows, request.public.value
+        mechanism, rows, public_value = request.mechanism, request.rows, request.public.value
         charge = self._kind.charge(mechanism)
         if (users := self._ledger.account.users) is not None:
-            charge = users.at(rows).charge(mechanism, charge, public_input)
+            charge = users.at(rows).charge(mechanism, charge, public_value)
         what = f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
@@ -320,8 +320,8 @@ class Draws:
             if checked is not None and not checked[1]:
                 text += " Its draws are untested: they could not be run, or not often enough."
             notes.append(Assumption("claimed-mechanism", "authors", text))
-        has_receipts = isinstance(public_input, Priors) and public_input.receipts
-        if public_input is not None and not has_receipts:
+        has_receipts = isinstance(public_value, Priors) and public_value.receipts
+        if public_value is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)
         return PlannedUse(request.key, what, request.kind, charge.with_assumptions(notes), rows)
 
@@ -337,22 +337,22 @@ class Draws:
         return self._keyed
 
     def _check_foreign(self, request: DrawRequest) -> None:
-        mechanism, size, public_input = request.mechanism, request.rows.size, request.public.value
+        mechanism, size, public_value = request.mechanism, request.rows.size, request.public.value
         identity = _identity(mechanism, size)
         if identity not in _CHECKED or _CHECKED[identity][0] != _channel_digest(mechanism):
             statistic: dict[str, Any] = {}
             if isinstance(mechanism, AggregateMechanism):
-                statistic = {"public_input": public_input, "size": size}
+                statistic = {"public_input": public_value, "size": size}
             tested = check_mechanism(mechanism, **statistic)
             _CHECKED[identity] = _channel_digest(mechanism), tested
         # Made-up labels show a wrong public input before a true label is read.
-        self._apply(mechanism, self._kind.any_labels(size), public_input, None)
+        self._apply(mechanism, self._kind.any_labels(size), public_value, None)
 
     @_validate.clears_frames
     def _new_record(self, request: DrawRequest) -> Record:
-        mechanism, rows, public_input = request.mechanism, request.rows, request.public.value
+        mechanism, rows, public_value = request.mechanism, request.rows, request.public.value
         # A mechanism may change its input; one that is streamed has a digest once it was read.
-        digest = None if isinstance(public_input, _HasDigest) else request.public.digest
+        digest = None if isinstance(public_value, _HasDigest) else request.public.digest
         ledger, planned = self._ledger, self.planned(request)
         taken = ledger.take(planned, request.public.receipts)
         rng = None
@@ -370,10 +370,10 @@ class Draws:
                 labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
                 if (keyed := self._keyed_for(mechanism)) is not None:
                     output = keyed.randomize(
-                        mechanism, labels, rows, public_input, request.key or ""
+                        mechanism, labels, rows, public_value, request.key or ""
                     )
                 else:
-                    output = self._apply(mechanism, labels, public_input, rng)
+                    output = self._apply(mechanism, labels, public_value, rng)
         except BaseException as error:
             # An interrupt from the keyboard has no text that may reveal a label.
             if isinstance(error, KeyboardInterrupt) and not error.args:
@@ -382,7 +382,7 @@ class Draws:
         if output is None:
             if is_ours:
                 # Errors that do not depend on the labels are raised here, without a charge.
-                self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
+                self._apply(mechanism, self._kind.any_labels(rows.size), public_value, rng)
             failed = ledger.account.new_receipt(
                 charged._replace(kind="failed"), seeded=rng is not None
             )
@@ -401,7 +401,7 @@ class Draws:
             made_of=request.public.receipts,
             arrays={
                 **{"values": values, "indices": rows},
-                **_arrays_of_priors(public_input),
+                **_arrays_of_priors(public_value),
                 **self._arrays_of_shift(request),
             },
         )
@@ -415,15 +415,15 @@ class Draws:
         self,
         mechanism: Mechanism,
         labels: np.ndarray,
-        public_input: Any,
+        public_value: Any,
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        if isinstance(public_input, Priors) and not Mechanism.is_of_this_library(mechanism):
-            public_input = np.asarray(public_input)
+        if isinstance(public_value, Priors) and not Mechanism.is_of_this_library(mechanism):
+            public_value = np.asarray(public_value)
         if isinstance(mechanism, LabelMechanism):
-            return self._kind.randomize(mechanism, labels, public_input, rng)
+            return self._kind.randomize(mechanism, labels, public_value, rng)
         statistic = AggregateMechanism.checked(mechanism)
-        released = statistic.release(labels, public_input, rng=rng)
+        released = statistic.release(labels, public_value, rng=rng)
         return statistic.checked_output(released, None, "biuf")
 
 
@@ -457,8 +457,8 @@ class _HasDigest(Protocol):
     def matches(self, digest: str) -> bool: ...
 
 
-def _arrays_of_priors(public_input: Any) -> dict[str, Any]:
-    if not isinstance(public_input, Priors):
+def _arrays_of_priors(public_value: Any) -> dict[str, Any]:
+    if not isinstance(public_value, Priors):
         return {}
-    groups = None if public_input.groups is None else np.asarray(public_input.groups)
-    return {"priors": np.asarray(public_input.probabilities), "groups": groups}
+    groups = None if public_value.groups is None else np.asarray(public_value.groups)
+    return {"priors": np.asarray(public_value.probabilities), "groups": groups}

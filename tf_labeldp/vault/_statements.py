@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
+from tf_labeldp.accounting.provenance import LayerHistory, OptimizerSteps, Weights
 from tf_labeldp.vault.records import PUBLIC_INPUT
 
 _ON_ARRAYS = "array-of-labels"
@@ -66,7 +66,7 @@ def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
     if isinstance(value, Receipt):
         return Receipts([*receipts, value]).guarantee(delta)
     if Weights.layers_of(value):
-        return History(receipts).guarantee(delta)
+        return LayerHistory(receipts).guarantee(delta)
     if has_method(value, "apply_gradients"):
         if receipts := Receipts.merged(receipts, OptimizerSteps(value).receipts):
             return Receipts(receipts).guarantee(delta)

@@ -22,7 +22,7 @@ from tf_labeldp.accounting import (
     Receipts,
 )
 from tf_labeldp.accounting.events import EventFields
-from tf_labeldp.accounting.planned_uses import UseInPlan
+from tf_labeldp.accounting.planned_uses import ChainedUse
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.receipts import Composition
 from tf_labeldp.mechanisms.users import UsersOfRows
@@ -354,7 +354,7 @@ class Account:
         planned: Sequence[PlannedUse],
         made_of: Iterable[Receipt] = (),
         part: Receipt | None = None,
-        plan: UseInPlan | None = None,
+        plan: ChainedUse | None = None,
     ) -> list[Receipt]:
         """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
@@ -373,14 +373,14 @@ class Account:
             rows = planned[0].rows
             some = rows if rows.size != self.label_set.size else None
             together = "together" if len(planned) > 1 else ""
-            counted = [UseInPlan(use.charge, together) for use in planned]
+            counted = [ChainedUse(use.charge, together) for use in planned]
             without = None
             same_cost = part is not None and part.charge.has_cost_of(planned[0].charge)
             is_reserved = part is not None and part.id not in self.filtered.given_back
             if same_cost and is_reserved and not self._has_grown(part):
                 counted = []  # A reserved use is counted already.
             elif part is not None:
-                counted = [UseInPlan(use.charge, part.plan) for use in planned]
+                counted = [ChainedUse(use.charge, part.plan) for use in planned]
                 without = part
             elif plan is not None:
                 counted = [plan]
@@ -428,7 +428,7 @@ class Account:
         self,
         composition: Composition,
         request: _Request,
-        counted: Sequence[UseInPlan] = (),
+        counted: Sequence[ChainedUse] = (),
         without: Receipt | None = None,
     ) -> None:
         """Raises if the budget does not allow the uses of a request.
@@ -466,7 +466,7 @@ class Account:
     def filters(
         self,
         rows: np.ndarray | None,
-        planned: Sequence[UseInPlan] = (),
+        planned: Sequence[ChainedUse] = (),
         inherited: Sequence[Receipt] = (),
         without: Receipt | None = None,
     ) -> list[PrivacyFilter]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Receipt, Receipts, public_input
-from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
+from tf_labeldp.accounting.provenance import LayerHistory, OptimizerSteps, Weights
 from tf_labeldp.vault.model_history import (
     TrainedModel,
     cover_namesakes,
@@ -107,7 +107,7 @@ class CountedSteps:
         changed, steps = self.changed(model.weights), self._other_steps()
         if not changed and not steps:
             # Another counted training of these layers may have ended.
-            if (history := History.of(model)) is None or history.changed != self.changed:
+            if (history := LayerHistory.of(model)) is None or history.changed != self.changed:
                 self._arm()
             return
         of_files = _read_from_files(model)
@@ -242,7 +242,7 @@ class CountedSteps:
 
     def _arm(self) -> None:
         for layer in Weights.layers_of(self._model):
-            if (history := History.of(layer)) is not None:
+            if (history := LayerHistory.of(layer)) is not None:
                 kept = dataclasses.replace(
                     history, digests=None, trained=True, changed=self.changed
                 )
@@ -300,7 +300,7 @@ def _read_from_files(model: Any) -> set[int]:
     """Returns the ids of weights that were read from files with receipts during this training."""
     found = set()
     for layer in Weights.layers_of(model):
-        history = History.of(layer)
+        history = LayerHistory.of(layer)
         if history is not None and history.digests is None and history.changed is None:
             found |= {id(weight) for weight in Weights.own(layer)}
     return found

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt
-from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
+from tf_labeldp.accounting.planned_uses import ChainedUse, UseChains
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 
 
@@ -84,7 +84,7 @@ class FilteredUses:
         budget: PrivacyBudget,
         labels: LabelSet,
         rows: np.ndarray | None,
-        planned: Sequence[UseInPlan] = (),
+        planned: Sequence[ChainedUse] = (),
         inherited: Sequence[Receipt] = (),
         without: Receipt | None = None,
     ) -> list[PrivacyFilter]:

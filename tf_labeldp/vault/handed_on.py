@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts, public_input
-from tf_labeldp.accounting.provenance import History, Weights
+from tf_labeldp.accounting.provenance import LayerHistory, Weights
 from tf_labeldp.vault._statements import fields_of, has_method
 from tf_labeldp.vault.model_history import TrainedModel
 
@@ -118,5 +118,5 @@ def _attach_to_all(model: Any, receipts: tuple[Receipt, ...]) -> None:
     """Adds receipts to a model, its trainable layers, and all its layers that carry receipts."""
     layers = Weights.layers_of(model)
     TrainedModel(model).attach(
-        receipts, [part for part in layers if part.trainable_weights or History.of(part)]
+        receipts, [part for part in layers if part.trainable_weights or LayerHistory.of(part)]
     )

@@ -29,7 +29,7 @@ from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError
 from tf_labeldp.vault.reservations import PlannedUse, Reservation, TakenUse
 from tf_labeldp.vault.reserved_uses import ReservedUses
 from tf_labeldp.vault.store import LabelStore, Project
-from tf_labeldp.vault.use_history import Use, UseHistory, lines_of
+from tf_labeldp.vault.use_history import HistoryLine, UseHistory, lines_of
 
 
 @dataclasses.dataclass
@@ -470,7 +470,7 @@ class Ledger:
         """
         return UseHistory(use for use, _ in self.lines())
 
-    def lines(self) -> list[tuple[Use, str]]:
+    def lines(self) -> list[tuple[HistoryLine, str]]:
         """Returns the lines of the history, each with its use in the words of a page."""
         with self.turn():
             records, reserved = list(self.records), list(self.account.reserved.uses.values())

@@ -1,8 +1,8 @@
 """The receipts of Keras models: counted trainings attach them, and files carry them.
 
-A layer carries a ``History``: receipts, and digests of its weights at the end of the last counted
-training. ``accounting.public_input`` reads it; this file writes it. The ledgers of charged vaults
-record digests of final weights too, so that copies of the weights are recognized.
+A layer carries a ``LayerHistory``: receipts, and digests of its weights at the end of the last
+counted training. ``accounting.public_input`` reads it; this file writes it. The ledgers of charged
+vaults record digests of final weights too, so that copies of the weights are recognized.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
+from tf_labeldp.accounting.provenance import LayerHistory, OptimizerSteps, Weights
 from tf_labeldp.vault._statements import statement_of
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import check_unpacked_size
@@ -66,7 +66,7 @@ class TrainedModel:
         """
         from tf_labeldp.keras_layers._released_dense import HistoryInFiles
 
-        return f"{History.ATTRIBUTE}/{HistoryInFiles.ASSET}", f"{_FACTS}/{_FACTS_FILE}"
+        return f"{LayerHistory.ATTRIBUTE}/{HistoryInFiles.ASSET}", f"{_FACTS}/{_FACTS_FILE}"
 
     @property
     def layers(self) -> list[Any]:
@@ -76,7 +76,7 @@ class TrainedModel:
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipts in the history of the model itself."""
-        return (History.of(self.model) or History()).receipts
+        return (LayerHistory.of(self.model) or LayerHistory()).receipts
 
     def attach(self, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
         """Adds receipts to the model, and to these layers or all trainable layers."""
@@ -87,17 +87,17 @@ class TrainedModel:
         chosen = trainable if layers is None else layers
         merged: dict[int, tuple[Receipt, ...]] = {}  # The layers of a model mostly share a tuple.
         for layer in self._with(chosen):
-            history = History.of(layer)
+            history = LayerHistory.of(layer)
             if history is None:
-                history = History((), frozenset(Weights.digests(Weights.own(layer))))
+                history = LayerHistory((), frozenset(Weights.digests(Weights.own(layer))))
             if id(history.receipts) not in merged:
                 merged[id(history.receipts)] = Receipts.merged(history.receipts, added)
             set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
-        OptimizerSteps.of(self.model).note(History.of(self.model))
+        OptimizerSteps.of(self.model).note(LayerHistory.of(self.model))
 
     def written_receipts(self) -> bytes:
         """Returns the receipts of the model and the places of its layers with a history."""
-        noted = [place for place, layer in enumerate(self.layers) if History.of(layer)]
+        noted = [place for place, layer in enumerate(self.layers) if LayerHistory.of(layer)]
         return Receipts(public_input(self.model).receipts).to_bytes(layers=noted)
 
     def read_receipts(self, content: bytes) -> None:
@@ -107,7 +107,8 @@ class TrainedModel:
         if places is not None:
             layers = [layers[place] for place in places if place < len(layers)]
         for layer in self._with(layers):
-            set_history(layer, History(Receipts.merged(TrainedModel(layer).receipts, receipts)))
+            merged = Receipts.merged(TrainedModel(layer).receipts, receipts)
+            set_history(layer, LayerHistory(merged))
 
     def _with(self, layers: Iterable[Any]) -> Iterable[Any]:
         """Returns the model and layers, each once."""
@@ -187,7 +188,7 @@ def cover_weights(layers: Iterable[Any]) -> list[bytes]:
     for layer in layers:
         own = Weights.digests(Weights.own(layer))
         digests += own
-        if (history := History.of(layer)) is not None:
+        if (history := LayerHistory.of(layer)) is not None:
             set_history(layer, dataclasses.replace(history, digests=frozenset(own), changed=None))
     return digests
 
@@ -197,14 +198,14 @@ def cover_namesakes(layers: Sequence[Any]) -> None:
 
     Files name the layer of a history, so the copy would seem to be the trained layer, changed.
     """
-    names = {layer.name for layer in layers if History.of(layer) is not None}
+    names = {layer.name for layer in layers if LayerHistory.of(layer) is not None}
     for layer in layers:
         own = Weights.digests(Weights.own(layer))
-        if own and History.of(layer) is None and layer.name in names:
-            set_history(layer, History((), frozenset(own)))
+        if own and LayerHistory.of(layer) is None and layer.name in names:
+            set_history(layer, LayerHistory((), frozenset(own)))
 
 
-def set_history(layer: Any, history: History) -> None:
+def set_history(layer: Any, history: LayerHistory) -> None:
     """Sets the history of a layer, and writes it to the layer's files."""
     name, owner = layer.name, weakref.ref(layer)
 
@@ -218,10 +219,10 @@ def set_history(layer: Any, history: History) -> None:
         written = dataclasses.replace(history, digests=digests, steps=steps)
         return f"{name}\n".encode() + written.to_bytes()
 
-    _keep_in_files(layer, History.ATTRIBUTE, history, write)
+    _keep_in_files(layer, LayerHistory.ATTRIBUTE, history, write)
 
 
-def _digests_in_files(layer: Any, history: History) -> frozenset[bytes] | None:
+def _digests_in_files(layer: Any, history: LayerHistory) -> frozenset[bytes] | None:
     """Returns the digests of a history; of a layer with adapters also those of its saved weights.
 
     Weights that changed since the counted training, or since its last step, are left out.
@@ -390,24 +391,24 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     cover_weights(
         layer
         for layer in Weights.layers_of(model)
-        if (h := History.of(layer)) and h.digests is None
+        if (h := LayerHistory.of(layer)) and h.digests is None
     )
     for layer in Weights.layers_of(model):
         # A model within the model may have been compiled and trained.
-        steps = _merged(histories.get(layer.name, [History()])).steps
+        steps = _merged(histories.get(layer.name, [LayerHistory()])).steps
         if steps is not None:
             OptimizerSteps.of(layer).cover(steps)
-            OptimizerSteps.of(layer).note(History.of(layer))
+            OptimizerSteps.of(layer).note(LayerHistory.of(layer))
         # Copies of these weights are recognized.
-        if (history := History.of(layer)) is not None:
+        if (history := LayerHistory.of(layer)) is not None:
             Weights.note(history.digests or (), history.receipts)
     return model
 
 
-def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
+def _histories_in(path: pathlib.Path) -> dict[str, list[LayerHistory]]:
     """Returns the histories in a file, by the names of layers, which several may share."""
     place = f"/{TrainedModel.members()[0]}"
-    histories: dict[str, list[History]] = {}
+    histories: dict[str, list[LayerHistory]] = {}
     if not zipfile.is_zipfile(path):
         return histories
     with zipfile.ZipFile(path) as content:
@@ -418,16 +419,16 @@ def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
             name, _, history = content.read(member).partition(b"\n")
             layer = name.decode()
             try:
-                histories.setdefault(layer, []).append(History.from_bytes(history))
+                histories.setdefault(layer, []).append(LayerHistory.from_bytes(history))
             except ReceiptError as error:
                 raise ReceiptError(f"{path}: {error}") from error
     return histories
 
 
-def _merged(histories: Sequence[History]) -> History:
+def _merged(histories: Sequence[LayerHistory]) -> LayerHistory:
     digests = [history.digests for history in histories if history.digests is not None]
     steps = [history.steps for history in histories if history.steps is not None]
-    return History(
+    return LayerHistory(
         Receipts.merged(*(history.receipts for history in histories)),
         frozenset().union(*digests) if len(digests) == len(histories) else None,
         True,
@@ -435,14 +436,14 @@ def _merged(histories: Sequence[History]) -> History:
     )
 
 
-def _with_integers(history: History, weights: Iterable[Any]) -> History:
+def _with_integers(history: LayerHistory, weights: Iterable[Any]) -> LayerHistory:
     if history.has_integers or history.digests is None:
         return history
     of_integers = TrainedModel.integer_digests(weights)
     return dataclasses.replace(history, digests=history.digests.union(of_integers))
 
 
-def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> None:
+def _match_by_name(model: Any, histories: Mapping[str, Sequence[LayerHistory]]) -> None:
     by_name: dict[str, list[Any]] = {}
     for layer in Weights.layers_of(model):
         by_name.setdefault(layer.name, []).append(layer)

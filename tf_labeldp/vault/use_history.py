@@ -13,7 +13,7 @@ from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault.records import Record
 
 
-class Use(NamedTuple):
+class HistoryLine(NamedTuple):
     """One line of ``PrivateLabels.history()``: a use, or a change of the budget."""
 
     time: str  # UTC
@@ -25,11 +25,12 @@ class Use(NamedTuple):
     key: str
 
 
-class UseHistory(tuple[Use, ...]):
+class UseHistory(tuple[HistoryLine, ...]):
     """The uses of a vault, in order: prints as a table; ``pandas.DataFrame`` takes it.
 
     Example:
-        >>> print(UseHistory([Use("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")]))
+        >>> line = HistoryLine("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")
+        >>> print(UseHistory([line]))
         when                 examples   epsilon    so far  who  what
         2026-01-01T00:00:00        10       0.5       0.5  me   a draw (first)
     """
@@ -52,14 +53,14 @@ class UseHistory(tuple[Use, ...]):
 
 def lines_of(
     records: Sequence[Record], reserved: Sequence[Receipt], labels: LabelSet, delta: float
-) -> list[tuple[Use, str]]:
+) -> list[tuple[HistoryLine, str]]:
     """Returns the lines of the records of a ledger, each with its use in the words of a page.
 
     Equal steps in a row share a line. What is reserved comes last: it is in the epsilon of its
     line, and not in that so far. ``labels`` are those of the ledger, ``delta`` is its budget's.
     """
     so_far = Composition(own=labels.name)
-    lines: list[tuple[Use, str]] = []
+    lines: list[tuple[HistoryLine, str]] = []
     for _, equal in itertools.groupby(_with_lines(records, labels.name), _line_of):
         first, *more = equal
         receipts = [record.receipt for record in (first, *more) if record.receipt is not None]
@@ -69,19 +70,19 @@ def lines_of(
         use = first.receipt
         if use is None:
             what = f"budget raised to {first.budget}: {first.reason}"
-            lines.append((Use(first.time, what, 0, 0.0, spent, first.actor, ""), what))
+            lines.append((HistoryLine(first.time, what, 0, 0.0, spent, first.actor, ""), what))
             continue
         alone = Composition(receipts).guarantee(delta).epsilon
         words = Mechanism.in_words(use.what)
         what, on_page = (use.line(labels, len(receipts), text) for text in (None, words))
         key, size = "" if more else use.name, use.num_examples
-        lines.append((Use(use.time, what, size, alone, spent, use.actor, key), on_page))
+        lines.append((HistoryLine(use.time, what, size, alone, spent, use.actor, key), on_page))
     spent = so_far.guarantee(delta).epsilon
     for use in reserved:
         alone = Composition([use]).guarantee(delta).epsilon
         what, size = f"{use.what}, reserved", use.num_examples
         on_page = f"{Mechanism.in_words(use.what)}, reserved"
-        lines.append((Use(use.time, what, size, alone, spent, use.actor, use.key), on_page))
+        lines.append((HistoryLine(use.time, what, size, alone, spent, use.actor, use.key), on_page))
     return lines
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt, Receipts, public_input
-from tf_labeldp.accounting.planned_uses import UseInPlan
+from tf_labeldp.accounting.planned_uses import ChainedUse
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault._draws import DrawRequest, Draws
 from tf_labeldp.vault._examples import Examples
@@ -203,7 +203,7 @@ class Uses:
                 # Another vault of a project may have counted this use.
                 inherited = self.ledger.account.check([], [*made_of, receipt], part)
             else:
-                plan = UseInPlan(receipt.charge, receipt.plan, receipt.plan_uses)
+                plan = ChainedUse(receipt.charge, receipt.plan, receipt.plan_uses)
                 inherited = self.ledger.account.check([use], made_of, part, plan)
             for other in inherited:
                 if other is not receipt:
@@ -257,7 +257,7 @@ class LabelsTogether:
             )
 
     def check(
-        self, what: str, charge: Charge, plan: UseInPlan, made_of: Sequence[Receipt] = ()
+        self, what: str, charge: Charge, plan: ChainedUse, made_of: Sequence[Receipt] = ()
     ) -> None:
         """Raises if one of the budgets does not allow a use, which the filter counts as ``plan``.
 
