@@ -29,7 +29,7 @@ from tf_labeldp.accounting import (
     Receipts,
     dp_sgd_charge,
 )
-from tf_labeldp.accounting.receipts import Histories
+from tf_labeldp.accounting.charges_by_example import ChargesByExample
 from tf_labeldp.mechanisms import (
     RandomizedResponse,
 )
@@ -204,7 +204,7 @@ def by_example(draws):
 @BOUNDED
 @given(DRAWS)
 def test_histories_are_those_of_the_examples(draws):
-    histories = Histories(SIZE)
+    histories = ChargesByExample(SIZE)
     for epsilon, rows in draws:
         histories.add(pure(epsilon), None if rows is None else np.array(rows, dtype=np.int64))
 

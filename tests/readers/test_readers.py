@@ -151,12 +151,13 @@ def test_a_part_of_many_labels_is_counted_in_blocks(peak):
 
 
 def test_blocks_and_indices_give_the_same_histories():
-    from tf_labeldp.accounting.receipts import Examples, Histories
+    from tf_labeldp.accounting.charges_by_example import ChargesByExample
+    from tf_labeldp.accounting.receipt import Examples
 
     rng = np.random.default_rng(3)
     size = (1 << 20) + 777
     charges = [ldp.accounting.Charge.of(ldp.RandomizedResponse(0.5 + k, 2)) for k in range(4)]
-    blocks, indices = Histories(size), Histories(size)
+    blocks, indices = ChargesByExample(size), ChargesByExample(size)
     for charge in charges:
         chosen = np.flatnonzero(rng.random(size) < 0.4)
         blocks.add(charge, Examples.of(chosen, size))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting.receipts import Histories
+from tf_labeldp.accounting.charges_by_example import ChargesByExample
 from tf_labeldp.mechanisms import (
     ALIBI,
     ChannelMechanism,
@@ -282,12 +282,12 @@ def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown(tmp_path, 
 def interrupt(monkeypatch, *, first):
     """Interrupts the next charge, before or right after it is counted."""
 
-    def interrupted(self, *arguments, add=Histories.add):
+    def interrupted(self, *arguments, add=ChargesByExample.add):
         if not first:
             add(self, *arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Histories, "add", interrupted)
+    monkeypatch.setattr(ChargesByExample, "add", interrupted)
 
 
 @pytest.mark.parametrize("first", [True, False])

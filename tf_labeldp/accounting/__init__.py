@@ -16,7 +16,8 @@ from tf_labeldp.accounting.dp_sgd import (
 )
 from tf_labeldp.accounting.peer_to_peer import peer_to_peer_guarantee
 from tf_labeldp.accounting.provenance import PublicInput, public_input
-from tf_labeldp.accounting.receipts import LabelSet, Receipt, ReceiptError, Receipts
+from tf_labeldp.accounting.receipt import LabelSet, Receipt, ReceiptError
+from tf_labeldp.accounting.receipts import Receipts
 
 __all__ = [
     "Assumption",

@@ -29,7 +29,7 @@ FIXED = Assumption(
     "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
     "earlier noisy labels.",
 )
-_FEATURES_OF_USERS = Assumption(
+FEATURES_OF_USERS = Assumption(
     "public-features", "holder", "The features and the user of each example are public."
 )
 _OPAQUE = checked_fields(EventFields.NOT_PRIVATE)
@@ -386,7 +386,7 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         delta = math.exp(log_delta)
     # A statement about users must not assume one example per person.
     assumptions = (
-        _FEATURES_OF_USERS if note.code == _FEATURES_OF_USERS.code else note
+        FEATURES_OF_USERS if note.code == FEATURES_OF_USERS.code else note
         for note in guarantee.assumptions
         if note.code != "one-example-per-set"
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from tf_labeldp.accounting.budget import Charge, CountedCharges, PrivacyBudget
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.accounting.receipts import LabelSet, Receipt
+from tf_labeldp.accounting.receipt import LabelSet, Receipt
 
 _MOST_COMBINATIONS = 100_000
 """Most combinations of the histories of several label sets; with more, nothing is allowed."""

@@ -27,7 +27,8 @@ from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import NO_RECORD, Assumption, PrivacyGuarantee
 from tf_labeldp.accounting.budget import Charge
 from tf_labeldp.accounting.events import EventFields
-from tf_labeldp.accounting.receipts import Receipt, Receipts
+from tf_labeldp.accounting.receipt import Receipt
+from tf_labeldp.accounting.receipts import Receipts
 
 _Value = TypeVar("_Value")
 NO_RECEIPTS = (

@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tf_labeldp.accounting.composition import Composition
     from tf_labeldp.accounting.events import EventFields
     from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
     from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-    from tf_labeldp.accounting.receipts import Composition
     from tf_labeldp.data.batches import PoissonBatches, open_for_training
     from tf_labeldp.data.poisson_sampler import PoissonSampler
     from tf_labeldp.estimation.priors import estimated_prior, histogram_prior
@@ -50,7 +50,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "gaussian_sigma",
     ),
     "accounting.privacy_filter": ("PrivacyFilter",),
-    "accounting.receipts": ("Composition",),
+    "accounting.composition": ("Composition",),
     "mechanisms.random_bits": (
         "secure_bytes",
         "uniform_below",

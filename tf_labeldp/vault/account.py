@@ -21,10 +21,10 @@ from tf_labeldp.accounting import (
     Receipt,
     Receipts,
 )
+from tf_labeldp.accounting.composition import Composition
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.planned_uses import ChainedUse
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.accounting.receipts import Composition
 from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault.filtered_uses import FilteredUses
 from tf_labeldp.vault.records import may_count

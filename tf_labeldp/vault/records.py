@@ -28,7 +28,7 @@ from tf_labeldp.accounting import (
     Receipts,
 )
 from tf_labeldp.accounting.events import EventFields
-from tf_labeldp.accounting.receipts import Examples
+from tf_labeldp.accounting.receipt import Examples
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 

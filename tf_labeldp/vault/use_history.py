@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tf_labeldp._progress import for_terminal
 from tf_labeldp.accounting import LabelSet, Receipt
-from tf_labeldp.accounting.receipts import Composition
+from tf_labeldp.accounting.composition import Composition
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault.records import Record
 
