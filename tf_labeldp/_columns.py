@@ -20,7 +20,7 @@ _HINTS = {
     "users": "Give each of these rows a new user, or leave them out, without looking at labels.",
     "ids": "Give each an id.",
 }
-"""What to do with missing entries, by the role of the column."""
+"""Advice on missing entries, by the role of the column."""
 _FILL = "Fill them in, or leave these examples out, by a rule that does not use labels."
 _NEVER_MISSING = frozenset([str, bytes, int, bool])
 """Types whose values are all present."""

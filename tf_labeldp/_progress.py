@@ -1,4 +1,4 @@
-"""What long passes over rows show: progress bars, their silence, the cores; texts for people.
+"""Progress bars of long passes over rows, their silence, the cores; texts for people.
 
 Passes over true labels show nothing that may depend on a label.
 """

@@ -84,7 +84,7 @@ class _Fact(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What a statement names in addition to its figures."""
+    """The parts of a statement in addition to its figures."""
 
     facts: tuple[_Fact, ...]
 

@@ -101,7 +101,7 @@ class PrivateBoosting(Head):
 
     Args:
         epsilon: finite and above zero; None for ``NoisyLabels``, which are drawn already.
-        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which has it.
         classes: class values in the order of their codes, public, if they are not 0..K-1.
         low: smallest label of a regression task, public.
         high: largest label of a regression task, public.

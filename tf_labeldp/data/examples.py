@@ -47,7 +47,7 @@ def indexed(part: Any) -> Any:
         try:
             one_by_one[some]
         except Exception:
-            return part  # The error of an array of numbers says more.
+            return part  # The error of an array of numbers is more precise.
         return one_by_one
     return part
 

@@ -35,7 +35,7 @@ _ZIP64 = "<HHQQ"
 
 @dataclasses.dataclass
 class Findings:
-    """What a check found: contradictions, and the names of parts that nothing was compared with."""
+    """The contradictions that a check found, and the parts that nothing was compared with."""
 
     problems: list[str] = dataclasses.field(default_factory=list)
     not_checked: list[str] = dataclasses.field(default_factory=list)

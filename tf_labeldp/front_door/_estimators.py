@@ -139,7 +139,7 @@ class SideBySide(FeatureMap):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Inputs:
-    """What a fit reads, checked."""
+    """The checked arguments of a fit."""
 
     public: PublicInput[Any]  # the features, with the receipts of all public arguments
     form: str  # "images", "table", "numbers", "encoded", or "inputs" for several of a network
@@ -559,7 +559,7 @@ class PrivateClassifier(_FrontDoor):
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels. None takes the vault's, or for an array of labels
             the smaller of 1e-5 and 0.1/n.
-        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which has it.
         classes: public class values in the order of their codes, if they are not 0..K-1.
         budget_for_evaluation: epsilon to release a metric, ``evaluation_``, on a tenth of the
             examples, which the fit leaves out. Fit and evaluation use different labels, so the
@@ -691,7 +691,7 @@ class PrivateRegressor(_FrontDoor):
         delta: as for ``PrivateClassifier``, like ``encoder``, ``method``, ``key``,
             ``insecure_seed`` and ``budget_for_evaluation``, which pays for the mean squared error.
         evaluation_metric: ``"mae"`` for the mean absolute error instead; None for ``"mse"``.
-        low: smallest label, public. Leave it out for a vault, which knows its labels.
+        low: smallest label, public. Leave it out for a vault, which has it.
         high: largest label, public.
         loss: ``"squared_error"``, or ``"poisson"`` for counts, on which features mostly act as
             factors: in our benchmarks it had the smaller squared error and the better total there.

@@ -48,7 +48,7 @@ class NoiseCluster(Head):
         num_clusters: C, at least 1; None with ``clusters``.
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for a pure guarantee.
-        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which has it.
         classes: the class values in the order of their codes, for other labels; public.
         encoder: as in ``features.find_clusters``; None if the inputs are features.
         clusters: clusters of the training examples from ``find_clusters``, which replace k-means on

@@ -243,7 +243,7 @@ class HeadResidualRandomizer(Randomizer):
             her labels.
         delta: the delta of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1. None takes 0.3, and 0.15 from
-            an epsilon of 4 per label on: as the draw says more, the head has less to add.
+            an epsilon of 4 per label on: the draw then reveals more, and the head adds less.
         head: the class of the head, ``PrivateRidge`` or ``PrivatePoissonRegression``.
         residual_range: the largest residual, as a share of the label range, in (0, 1]. Others are
             clipped, a bias where labels have long tails; its bins follow the released residuals, so

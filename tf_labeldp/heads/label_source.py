@@ -200,7 +200,7 @@ def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: 
         if value is not None and value != getattr(kind, name, None):
             raise ValueError(
                 f"{name} differs from the PrivateLabels, which has {kind.describe()}. Leave it "
-                "out: the vault knows its labels."
+                "out: the vault has its own."
             )
 
 

@@ -514,7 +514,7 @@ class PrivateRidge(OneReleaseHead):
     Args:
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
-        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which has it.
         classes: the class values in the order of their codes, for other labels; public.
         low: the smallest label of a regression task, public.
         high: the largest label of a regression task, public.

@@ -1,4 +1,4 @@
-"""What the uses of a vault cost together, and what its budget allows."""
+"""The joint cost of the uses of a vault, and the uses that its budget allows."""
 
 from __future__ import annotations
 
