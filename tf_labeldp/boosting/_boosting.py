@@ -226,7 +226,7 @@ class PrivateBoosting(Head):
             _validate.integer_at_least("n_jobs", self.n_jobs, 1)
         public = public_input(X, self.class_weight, sample_weight, self.start)
         features, class_weight, sample_weight, start = public.value
-        features = self._matrix(features)
+        features = self._checked_inputs(features)
         noisy = y if isinstance(y, NoisyLabels) else None
         source: Any = None
         if noisy is None:
@@ -438,7 +438,7 @@ class PrivateBoosting(Head):
     def _scores(self, X: Any) -> np.ndarray:
         """Returns scores (m, C): the weighted sum of the means over folds."""
         self._check_fitted()
-        X = self._matrix(X, is_fitted=True)
+        X = self._checked_inputs(X, is_fitted=True)
         if self.coder_ is not None:
             rows = self.coder_.transform(X)
         elif sparse.issparse(X):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import Receipt
-from tf_labeldp.features.estimator import keras_model, symbolic_inputs
+from tf_labeldp.features.estimator import keras_model
+from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.heads import HeadResidualRandomizer
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import LabelKind, NoisyLabels

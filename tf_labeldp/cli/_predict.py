@@ -14,7 +14,7 @@ import pyarrow as pa
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
-from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.vault.files import PlainFile
 
 _BATCH = 1024

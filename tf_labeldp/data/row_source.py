@@ -1,4 +1,4 @@
-"""Public features that are read by row number: arrays, nested arrays, and lazy sources."""
+"""Public features that are read by row number: arrays, nested arrays, and row sources."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 from tf_labeldp.data.examples import indexed, stored
 from tf_labeldp.features.reader import (
     FeatureRows,
-    all_rows,
     check_lengths,
     check_numbers,
+    dense,
+    in_memory,
     map_parts,
-    take_rows,
 )
 
 
@@ -49,7 +49,7 @@ class RowSource:
 
     def whole(self) -> Any:
         """Returns all rows in the structure of the features; a source is read into memory."""
-        return self.pack([all_rows(part) for part in self._parts])
+        return self.pack([dense(in_memory(part)) for part in self._parts])
 
     def specs(self, num_rows: int) -> list[tf.TensorSpec]:
         """Returns the specs of what ``read`` returns."""
@@ -70,7 +70,7 @@ class RowSource:
 
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
         """Returns buffers (buffer_rows, ...) with these rows, then copies of row 0."""
-        # Lazy sources are read in increasing order, each row once, which suits files on disk.
+        # Row sources are read in increasing order, each row once, which suits files on disk.
         distinct, places = np.unique(rows, return_inverse=True)
         sources: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
@@ -105,7 +105,7 @@ def _arrays(part: Any, rows: np.ndarray) -> Any:
     """Returns rows of an array or a source, as an array or a structure of arrays."""
 
     def checked(rows_read: Any) -> np.ndarray:
-        array = np.asarray(rows_read)
+        array = dense(rows_read)
         if array.shape[:1] != rows.shape:
             raise ValueError(
                 f"expected source[rows] to return {rows.size} rows, got shape {array.shape}. "
@@ -113,4 +113,4 @@ def _arrays(part: Any, rows: np.ndarray) -> Any:
             )
         return array
 
-    return map_parts(checked, take_rows(part, rows))
+    return map_parts(checked, part[rows])

@@ -132,7 +132,7 @@ class NeighbourSmoothing(FeatureMap):
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
         public = public_input(X, fitted_encoder(self.encoder, X))
         X, self.encoder_ = public.value
-        X, self.receipts_ = self._matrix(X, encoder=self.encoder_), public.receipts
+        X, self.receipts_ = self._checked_inputs(X, encoder=self.encoder_), public.receipts
         rows = FeatureRows(X, self.encoder_)
         if len(rows) <= k:
             raise ValueError(
@@ -163,7 +163,7 @@ class NeighbourSmoothing(FeatureMap):
         """
         self._refuse_unfitted("_smooth")
         encoder = self.encoder_
-        X = self._matrix(X, encoder=encoder, is_fitted=True)
+        X = self._checked_inputs(X, encoder=encoder, is_fitted=True)
         start = self._components(FeatureRows(X, encoder, columns=self._known_columns()))
         if not self.strength:
             return start

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features.estimator import RESHAPE, symbolic_inputs
+from tf_labeldp.features.estimator import RESHAPE
+from tf_labeldp.features.tables import symbolic_inputs
 
 _RANGES = {"0 to 255": (0.0, 255.0), "0 to 1": (0.0, 1.0), "-1 to 1": (-1.0, 1.0)}
 """The usual ranges of pixels, by the words of errors."""

@@ -130,7 +130,7 @@ class RandomFourierFeatures(FeatureMap):
         del y
         self._check_arguments()
         public = public_input(X)
-        rows, self.receipts_ = FeatureRows(self._matrix(public.value)), public.receipts
+        rows, self.receipts_ = FeatureRows(self._checked_inputs(public.value)), public.receipts
         columns = columns_to_fit(rows)
         self._remember_columns(rows.columns, len(columns))
         size = len(next(iter(columns.values())))
@@ -173,7 +173,7 @@ class RandomFourierFeatures(FeatureMap):
             ValueError: not fitted, missing columns, or infinite numbers.
         """
         self._refuse_unfitted("_frequencies")
-        table = FeatureRows(self._matrix(X, is_fitted=True))
+        table = FeatureRows(self._checked_inputs(X, is_fitted=True))
         columns = table.table([column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)

@@ -147,7 +147,7 @@ class TableCodes(FeatureMap):
         return columns_model(self.columns_, self._is_matrix, features, "table_codes")
 
     def _rows(self, X: Any, is_fitted: bool = False) -> FeatureRows:
-        table = self._matrix(X, is_fitted=is_fitted)
+        table = self._checked_inputs(X, is_fitted=is_fitted)
         # Numbers of ``float32`` take less memory in a sparse matrix, which is made dense.
         return FeatureRows(table.astype(np.float32) if sparse.issparse(table) else table)
 

@@ -18,7 +18,7 @@ from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features._containers import ArrayConvertible, KerasExport
-from tf_labeldp.features.tables import MISSING_INTEGER, as_table
+from tf_labeldp.features.tables import MISSING_INTEGER, as_table, symbolic_inputs
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import TrainedModel
 
@@ -100,7 +100,7 @@ class Estimator(BaseEstimator):
     def _refuse_unfitted(self, attribute: str) -> None:
         check_is_fitted(self, attribute, msg="this %(name)s is not fitted. Call fit first.")
 
-    def _matrix(self, X: Any, *, encoder: Any = None, is_fitted: bool = False) -> Any:
+    def _checked_inputs(self, X: Any, *, encoder: Any = None, is_fitted: bool = False) -> Any:
         """Returns rows (n, p), an array or a CSR matrix, after scikit-learn's checks.
 
         Tables, data sets, images and the vectors that an encoder takes return unchanged: the reader
@@ -259,17 +259,6 @@ def _as_dtype(numbers: Any, dtype: str) -> Any:
     if dtype != "float32":
         numbers = ops.where(ops.isnan(numbers), float(MISSING_INTEGER), numbers)
     return ops.cast(numbers, dtype)
-
-
-def symbolic_inputs(model: Any) -> Any:
-    """Returns the symbolic inputs of a Keras model, in their structure; None for one without."""
-    import keras
-
-    inputs = getattr(model, "inputs", None)
-    if not inputs:
-        return None
-    # A Sequential model has ``inputs``, but ``input`` only after another model called it.
-    return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:

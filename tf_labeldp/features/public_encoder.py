@@ -26,21 +26,26 @@ from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Settin
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features import _pixels
 from tf_labeldp.features._containers import Dataset, Frame, KerasModel, Tensor, Typed
-from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
+from tf_labeldp.features.estimator import NO_ROWS, FeatureMap
 from tf_labeldp.features.reader import (
     FeatureRows,
-    all_rows,
-    as_rows,
     check_encoder,
     encoded,
     finds_columns,
     function_of,
-    input_parts,
-    is_lazy,
+    in_memory,
+    is_row_source,
+    parts_of,
     refuse_endless,
     stacked,
 )
-from tf_labeldp.features.tables import as_table, is_structured, names_of, to_inputs
+from tf_labeldp.features.tables import (
+    as_table,
+    is_structured,
+    names_of,
+    symbolic_inputs,
+    to_inputs,
+)
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import Arrays
 
@@ -179,7 +184,7 @@ class PublicEncoder(FeatureMap):
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
-        if isinstance(X, Dataset) or is_lazy(X) or not self._fitted_with:
+        if isinstance(X, Dataset) or is_row_source(X) or not self._fitted_with:
             return None
         keys = _row_keys(X)
         return None if keys is None else self._kept.take(keys)
@@ -191,7 +196,7 @@ class PublicEncoder(FeatureMap):
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the features, which are computed again or read from the folder.
-        return {**super().__getstate__(), "_kept": _Rows([], None)}
+        return {**super().__getstate__(), "_kept": _KeptFeatures([], None)}
 
     def _keras_model(self) -> Any:
         """Returns the Keras model, built from a name or pooled; None for other encoders."""
@@ -235,7 +240,7 @@ class PublicEncoder(FeatureMap):
         identity = (name, weights, front, layers)
         if is_new:
             self._network = model if front is None else front.to_keras(model)
-            self._identity, self._weights, self._kept = identity, weights, _Rows([], None)
+            self._identity, self._weights, self._kept = identity, weights, _KeptFeatures([], None)
             self._fitted_with, self._pixels = (own, *self._settings()), pixels
         elif self._identity != identity:
             # Heads that have this encoder would get other features.
@@ -290,7 +295,7 @@ class PublicEncoder(FeatureMap):
         self._receipt = Receipt.of_encoder(name, of, self.digest_)
         self.n_features_out_ = int(features.shape[1])
         if keys is not None:
-            self._kept = _Rows(keys, features)
+            self._kept = _KeptFeatures(keys, features)
 
     def _features(self, block: Any) -> tuple[list[bytes] | None, Any]:
         """Returns the digests of a block's rows and its features, computed where they are new."""
@@ -362,7 +367,7 @@ def is_own_map(encoder: Any) -> bool:
     return isinstance(owner, FeatureMap) and not isinstance(owner, PublicEncoder)
 
 
-class _Rows:
+class _KeptFeatures:
     """Features by the digests of their rows; slots hide them from the search for receipts."""
 
     __slots__ = ("features", "places")
@@ -378,6 +383,10 @@ class _Rows:
         rows = np.fromiter(map(self.places.__getitem__, keys), np.int64, len(keys))
         is_whole = self.features.shape[0] == len(rows) and bool((np.diff(rows) == 1).all())
         return self.features if is_whole else self.features[rows]
+
+
+# Pickles of version 0.3 have this name of the class.
+_Rows = _KeptFeatures
 
 
 class _Folder:
@@ -444,7 +453,7 @@ def _in_rows(inputs: Any) -> Any:
 def _row_keys(inputs: Any) -> list[bytes] | None:
     """Returns a digest of each row; None for inputs whose rows have no content to digest."""
     try:
-        parts = [_row_contents(part) for part in input_parts(inputs)]
+        parts = [_row_contents(part) for part in parts_of(inputs)]
         names = repr(list(names_of(as_table(inputs)) or ())).encode()
     except (AttributeError, TypeError, ValueError, pickle.PicklingError):
         return None
@@ -455,18 +464,17 @@ def _row_keys(inputs: Any) -> list[bytes] | None:
 
 def _row_contents(part: Any) -> list[Any]:
     """Returns the content of each row, as bytes or as a value with an exact ``repr``."""
-    rows = as_rows(part)
+    rows = in_memory(part)
     if sparse.issparse(rows):
         starts = rows.indptr
         return [
             rows.indices[a:b].tobytes() + b"/" + rows.data[a:b].tobytes()
             for a, b in itertools.pairwise(starts)
         ]
-    array = all_rows(rows)
-    if array.dtype.kind not in "biuf" or array.ndim == 1:
-        return [_exact(value) for value in array.tolist()]
-    flat = np.ascontiguousarray(array).reshape(len(array), -1)
-    kind = f"{array.dtype.str}{array.shape[1:]}".encode()
+    if rows.dtype.kind not in "biuf" or rows.ndim == 1:
+        return [_exact(value) for value in rows.tolist()]
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
+    kind = f"{rows.dtype.str}{rows.shape[1:]}".encode()
     return [kind + row.tobytes() for row in flat]
 
 

@@ -35,9 +35,9 @@ from tf_labeldp.features.tables import (
     as_table,
     column_values,
     columns_of,
-    inputs_of,
     is_structured,
     names_of,
+    symbolic_inputs,
     text_error,
     to_inputs,
 )
@@ -185,18 +185,18 @@ class FeatureRows:
         """Returns rows of the raw inputs in their own type, by their numbers."""
         if isinstance(self._inputs, (dict, tuple)):
             return map_parts(lambda part: np.asarray(part)[places], self._inputs)
-        if is_lazy(self._inputs):
+        if is_row_source(self._inputs):
             return self._inputs[places]
         if isinstance(self._inputs, ArrowTable):
             return self._inputs.take(places)
         return _safe_indexing(self._inputs, places)
 
     def parts(self, function: Setting[Callable[[Any], Any]]) -> Any:
-        """Returns a function's results for arrays, CSR matrices and lazy sources of row numbers.
+        """Returns a function's results for arrays, CSR matrices and row sources.
 
         They are in the dicts and tuples of the inputs.
         """
-        return map_parts(lambda part: function(as_rows(part)), self._inputs)
+        return map_parts(lambda part: function(indexable(part)), self._inputs)
 
     def table(self, names: Setting[Sequence[str | int] | None] = None) -> dict[Any, np.ndarray]:
         """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix.
@@ -229,7 +229,7 @@ class FeatureRows:
         is_table = isinstance(self._inputs, Frame) or is_structured(self._inputs)
         if self._inputs is self.raw_inputs and not is_table:
             return self.raw_inputs
-        if isinstance(inputs_of(model), (Mapping, list, tuple)):
+        if isinstance(symbolic_inputs(model), (Mapping, list, tuple)):
             return to_inputs(self._inputs, model)
         columns = self.table()
         rows = as_matrix(columns)
@@ -242,8 +242,7 @@ class FeatureRows:
     def digests(self) -> np.ndarray | None:
         """Returns a keyed digest of each raw row, ``uint64`` (n, 1); None without rows to read."""
         try:
-            parts = [as_rows(part) for part in input_parts(self._inputs)]
-            parts = [part if sparse.issparse(part) else all_rows(part) for part in parts]
+            parts = [in_memory(part) for part in parts_of(self._inputs)]
         except (TypeError, ValueError):
             return None
         return row_digests(parts)
@@ -259,7 +258,7 @@ class FeatureRows:
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
         if is_map and self._encoder._reads_columns and names_of(inputs) is not None:
-            return _TableRows(_table_columns(inputs)), self._encoder
+            return _Columns(_table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
@@ -275,8 +274,8 @@ class FeatureRows:
     def take(self, rows: Setting[Any]) -> np.ndarray:
         """Returns rows (m, d) by a slice or by their numbers."""
         source, encoder = self._source
-        block = take_rows(source, rows)
-        return block if encoder is None else _features_of(block, encoder)
+        block = source[rows]
+        return dense(block) if encoder is None else _features_of(block, encoder)
 
     def array(self) -> np.ndarray:
         """Returns all rows (n, d), at least one and all finite."""
@@ -361,8 +360,8 @@ class FeatureRows:
             raise ValueError(_SHUFFLED)
 
 
-class _TableRows:
-    """The rows of a table's columns (n,), as dicts of columns."""
+class _Columns:
+    """The columns (n,) of a table, of which rows are taken as dicts of columns."""
 
     def __init__(self, columns: dict[Any, np.ndarray]) -> None:
         self._columns = columns
@@ -375,11 +374,10 @@ class _TableRows:
 def _table_columns(table: Any) -> dict[Any, np.ndarray]:
     columns = columns_of(table)
     if columns is None:
-        matrix: Any = _side_by_side(input_parts(table)) if _is_several(table) else table
+        matrix: Any = _side_by_side(parts_of(table)) if _is_several(table) else table
         if sparse.issparse(matrix):
             check_columns_of_sparse(matrix)
-            matrix = matrix.toarray()
-        matrix = np.asarray(matrix)
+        matrix = dense(matrix)
         if matrix.ndim != 2:
             raise TypeError(
                 "a table must be a dict of columns, a structured array, a data frame, an array "
@@ -451,7 +449,7 @@ def _text_names(inputs: Any) -> tuple[str, ...] | None:
     return found if found and all(isinstance(name, str) for name in found) else None
 
 
-def input_parts(inputs: Any) -> list[Any]:
+def parts_of(inputs: Any) -> list[Any]:
     """Returns the columns of a table, the parts of a tuple of arrays, or the inputs alone."""
     inputs = as_table(inputs)
     columns = columns_of(inputs)
@@ -467,10 +465,10 @@ def input_parts(inputs: Any) -> list[Any]:
     return list(inputs)
 
 
-def as_rows(part: Any) -> Any:
-    """Returns an input with indexable rows: an array, a CSR matrix, or a lazy source.
+def indexable(part: Any) -> Any:
+    """Returns an input that is read by row number: an array, a CSR matrix, or a row source.
 
-    A lazy source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
+    A row source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
     """
     if sparse.issparse(part):
         return part.tocsr()
@@ -497,17 +495,17 @@ def as_rows(part: Any) -> Any:
     return part
 
 
-def take_rows(part: Any, rows: Any) -> Any:
-    """Returns rows from a result of ``as_rows``; sparse rows become a dense array."""
-    found = part[rows]
-    return found.toarray() if sparse.issparse(found) else found
+def in_memory(part: Any) -> Any:
+    """Returns all rows of an input as an array or a CSR matrix; a row source is read."""
+    rows = indexable(part)
+    if sparse.issparse(rows):
+        return rows
+    return np.asarray(rows if isinstance(rows, ArrayConvertible) else rows[np.arange(len(rows))])
 
 
-def all_rows(part: Any) -> np.ndarray:
-    """Returns all rows from a result of ``as_rows`` as a dense array."""
-    if sparse.issparse(part):
-        return part.toarray()
-    return np.asarray(part if isinstance(part, ArrayConvertible) else part[np.arange(len(part))])
+def dense(rows: Any) -> np.ndarray:
+    """Returns rows in memory as an array, also those of a sparse matrix."""
+    return rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
 
 
 def check_lengths(parts: list[Any]) -> int:
@@ -560,7 +558,7 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
     return function(*structures)
 
 
-def is_lazy(inputs: Any) -> bool:
+def is_row_source(inputs: Any) -> bool:
     """Returns whether inputs are an object that gives its rows by their numbers alone."""
     known = (list, tuple, Mapping, Shaped, Frame)
     return isinstance(inputs, Indexed) and not isinstance(inputs, known)
@@ -655,18 +653,16 @@ def encoded(inputs: Any, function: Callable[[Any], Any]) -> Any:
 def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     """Returns the encoder's outputs (m, d), or the inputs; these may stay a CSR matrix."""
     if encoder is None:
-        return _as_matrix(inputs, flatten)
-    features = encoded(inputs, function_of(encoder))
-    return features.toarray() if sparse.issparse(features) else features
+        return _numeric_rows(inputs, flatten)
+    return dense(encoded(inputs, function_of(encoder)))
 
 
-def _as_matrix(inputs: Any, flatten: bool) -> Any:
+def _numeric_rows(inputs: Any, flatten: bool) -> Any:
     """Returns numbers (n, d): an array, copied only if needed, or a CSR matrix."""
     if isinstance(inputs, Mapping) or _is_several(inputs):
         rows = _side_by_side(_numeric_parts(inputs))
     else:
-        rows = as_rows(inputs)
-        rows = rows if sparse.issparse(rows) else all_rows(rows)
+        rows = in_memory(inputs)
         if flatten and rows.ndim > 2:
             rows = rows.reshape(rows.shape[0], -1)
     if rows.ndim != 2 or rows.shape[1] == 0:
@@ -684,11 +680,11 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
 
 
 def _numeric_parts(inputs: Any) -> list[Any]:
-    """Returns ``input_parts``; raises if a column is of texts."""
+    """Returns ``parts_of``; raises if a column is of texts."""
     columns = columns_of(inputs) or {}
     if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
         raise TypeError(text_error(texts))
-    return list(columns.values()) or input_parts(inputs)
+    return list(columns.values()) or parts_of(inputs)
 
 
 def _objects_as_numbers(rows: np.ndarray) -> np.ndarray:
@@ -703,7 +699,7 @@ def _objects_as_numbers(rows: np.ndarray) -> np.ndarray:
 
 def _side_by_side(parts: list[Any]) -> np.ndarray:
     """Returns an array of the parts side by side; a vector becomes a column."""
-    arrays = [all_rows(as_rows(part)) for part in parts]
+    arrays = [dense(in_memory(part)) for part in parts]
     size = check_lengths(arrays)
     return np.concatenate([np.reshape(array, (size, -1)) for array in arrays], axis=1)
 

@@ -171,9 +171,7 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
                 for name, values in columns.items()
             }
         )
-    expected = inputs_of(model)
-    if expected is None:  # a Sequential
-        expected = getattr(model, "inputs", None)
+    expected = symbolic_inputs(model)
     if expected is None:
         raise TypeError(
             f"expected a model with known inputs, got {type(model).__name__}. Build it on "
@@ -199,12 +197,15 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
     return _as_inputs({name: (by_text[name], part.dtype) for name, part in expected.items()})
 
 
-def inputs_of(model: Any) -> Any:
-    """Returns the symbolic inputs of a Keras model in their structure; None if it has none.
+def symbolic_inputs(model: Any) -> Any:
+    """Returns the symbolic inputs of a Keras model, in their structure; None for one without."""
+    import keras
 
-    A Sequential has them only after another model called it.
-    """
-    return getattr(model, "input", None)
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return None
+    # A Sequential model has ``inputs``, but ``input`` only after another model called it.
+    return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def as_numbers(name: Any, values: np.ndarray) -> np.ndarray:

@@ -34,11 +34,11 @@ from tf_labeldp.features import (
 )
 from tf_labeldp.features.estimator import (
     FeatureMap,
-    symbolic_inputs,
     with_encoder,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
 from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
@@ -297,7 +297,7 @@ class _FrontDoor(Head):
             features = tuple(features) if isinstance(features, list) else features
             features = FeatureRows(features).arrays()
         else:
-            features = self._matrix(features, encoder=self.encoder)
+            features = self._checked_inputs(features, encoder=self.encoder)
         labels = LabelSource.checked(self, y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         form = "inputs" if is_several else self._form(features)

@@ -220,7 +220,7 @@ class PrivateSearchCV(Head):
         features, estimator, grid, sample_weight = public.value
         arguments = estimator.get_params(deep=False)
         encoder = arguments.get("encoder")
-        features = self._matrix(features, encoder=encoder)
+        features = self._checked_inputs(features, encoder=encoder)
         _validate.one_label_per_row(num_rows(features), len(y))
         if encoder is not None:  # once for all candidates
             encoder = fitted_encoder(encoder, public.with_value(features))

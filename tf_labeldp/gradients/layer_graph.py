@@ -13,7 +13,7 @@ import tensorflow as tf
 # Registers the rules of these layers.
 import tf_labeldp.gradients._group_normalization
 import tf_labeldp.gradients._recurrent_rules  # noqa: F401
-from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, Steps, layer_rules, with_taps
 from tf_labeldp.gradients._row_by_row import RowByRow
 from tf_labeldp.gradients.masks import mask_of

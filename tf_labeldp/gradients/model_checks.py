@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.features.tables import symbolic_inputs
 
 _GROUP = "use LayerNormalization or GroupNormalization"
 # By the name of a base class, to include layers of other packages.

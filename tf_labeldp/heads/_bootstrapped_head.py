@@ -14,9 +14,9 @@ from tf_labeldp._progress import silent, without_retracing_warnings
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.estimation import likelihoods
-from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head

@@ -122,7 +122,7 @@ class NoiseCluster(Head):
         public = public_input(X, self.clusters, self.class_weight)
         features = public.value[0]
         if self.clusters is None:
-            features = self._matrix(features, encoder=self.encoder)
+            features = self._checked_inputs(features, encoder=self.encoder)
         # One reading of a data set serves the clusters and the digests.
         rows = FeatureRows(features)
         read = rows.joined()
@@ -213,7 +213,7 @@ class NoiseCluster(Head):
 
     def _clusters(self, X: Any) -> np.ndarray:
         self._check_fitted()
-        return self.clusters_.assign(self._matrix(X, encoder=self.encoder, is_fitted=True))
+        return self.clusters_.assign(self._checked_inputs(X, encoder=self.encoder, is_fitted=True))
 
     def _clusters_of(self, features: PublicInput[Any]) -> Clusters:
         if self.clusters is None:

@@ -241,7 +241,7 @@ class OneReleaseHead(Head):
         """
         public = public_input(X, sample_weight, self.class_weight)
         X, sample_weight, _ = public.value
-        X = self._matrix(X, encoder=self.encoder)
+        X = self._checked_inputs(X, encoder=self.encoder)
         # Reading features takes time, so labels in an array or a vault are checked first.
         self._check_arguments()
         source = None if y is None else self._source(y)
@@ -412,7 +412,7 @@ class OneReleaseHead(Head):
     def _scores(self, X: Any) -> np.ndarray:
         self._check_fitted()
         encoder = self.encoder_
-        X = self._matrix(X, encoder=encoder, is_fitted=True)
+        X = self._checked_inputs(X, encoder=encoder, is_fitted=True)
         rows = FeatureRows(X, encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In single precision, a prediction would depend on the other rows of its block.
