@@ -1,17 +1,54 @@
-"""A finite channel given by its table: what is drawn, what is refused."""
+"""A channel that is written as a table, of numbers or classes: what is drawn, what is refused."""
 
 from __future__ import annotations
 
+import functools
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import ChannelMechanism, random_bits
+from tf_labeldp import NoisyLabels, PrivacyBudget, PrivateLabels
+from tf_labeldp.mechanisms import (
+    ChannelMechanism,
+    ClassChannel,
+    PriorMechanism,
+    check_mechanism,
+    random_bits,
+)
+from tf_labeldp.scale import ReleaseKey, randomize_batch
+from tf_labeldp.vault import Keyed
 
 TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 MECHANISM = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
+
+
+class TableOfClasses(ClassChannel):
+    """A channel of classes as its author writes it."""
+
+    def __init__(self, epsilon, rows):
+        self.epsilon, self.rows, self.num_classes = epsilon, np.asarray(rows).tolist(), len(rows)
+
+    def table(self):
+        return self.rows
+
+
+class TableOfAnswers(TableOfClasses):
+    outputs_are_classes = False
+
+
+def of_numbers(epsilon, table):
+    return ChannelMechanism(epsilon, *map(range, np.shape(table)), table)
+
+
+def of_classes(epsilon, table):
+    mechanism = TableOfAnswers(epsilon, table)
+    mechanism.transition_matrix()  # It is refused where its table is used.
+    return mechanism
+
+
+KINDS = pytest.mark.parametrize("make", [of_numbers, of_classes])
 
 
 def random_table(rng, k, m, epsilon):
@@ -44,11 +81,12 @@ def power_of_e(epsilon):
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.3, 5.0, 36.0, 40.0, 700.0])
 @pytest.mark.parametrize("k", [2, 17])
-@pytest.mark.holds("mechanisms.ChannelMechanism")
-def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
+@KINDS
+@pytest.mark.holds("mechanisms.ChannelMechanism", "mechanisms.ClassChannel")
+def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(make, epsilon, k):
     """Randomized response has no room: every column is at e^epsilon before it is rounded."""
     table = randomized_response(k, epsilon)
-    mechanism = ChannelMechanism(epsilon, range(k), range(k), table)
+    mechanism = make(epsilon, table)
     units = drawn_units(mechanism)
     assert units.min() >= 1 and np.all(units.sum(axis=1) == 1 << 53)
     bound = power_of_e(epsilon)
@@ -59,17 +97,18 @@ def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
-@pytest.mark.holds("mechanisms.ChannelMechanism")
-def test_guarantee_holds_just_at_the_worst_ratio_and_is_refused_just_below(epsilon):
+@KINDS
+@pytest.mark.holds("mechanisms.ChannelMechanism", "mechanisms.ClassChannel")
+def test_guarantee_holds_just_at_the_worst_ratio_and_is_refused_just_below(make, epsilon):
     rng = np.random.default_rng(51)
     for k, m in ((2, 2), (3, 7), (9, 4), (20, 60)):
         table = random_table(rng, k, m, epsilon)
         exact = worst(table)
-        mechanism = ChannelMechanism(exact, range(k), range(m), table)
+        mechanism = make(exact, table)
         bound = power_of_e(exact)
         assert all(max(c) <= bound * min(c) for c in drawn_units(mechanism).T.tolist())
         with pytest.raises(ValueError, match=rf"worst log-ratio .* is {exact:.12g}, but"):
-            ChannelMechanism(exact - 1e-6, range(k), range(m), table)
+            make(exact - 1e-6, table)
 
 
 def test_a_ratio_that_is_too_large_by_rounding_alone_is_mended():
@@ -79,9 +118,10 @@ def test_a_ratio_that_is_too_large_by_rounding_alone_is_mended():
     assert np.abs(matrix - table).max() < 1e-9 and np.all(matrix.sum(axis=1) == 1.0)
 
 
-def test_an_output_that_one_label_alone_can_have_is_refused():
+@KINDS
+def test_an_output_that_one_label_alone_can_have_is_refused(make):
     with pytest.raises(ValueError, match=r"not epsilon-DP: the worst log-ratio .* is inf"):
-        ChannelMechanism(50.0, (0, 1), (0, 1), ((1.0, 0.0), (0.5, 0.5)))
+        make(50.0, ((1.0, 0.0), (0.5, 0.5)))
 
 
 def test_an_output_of_probability_zero_is_never_drawn():
@@ -172,6 +212,18 @@ def test_bad_tables(case):
         ChannelMechanism(1.0, (0, 1, 4), (-1, 1.5, 6), table)
 
 
+@pytest.mark.parametrize("case", [case for case in BAD_TABLES if case != "shape"])
+def test_bad_tables_of_classes(case):
+    table, message = BAD_TABLES[case]
+    with pytest.raises(ValueError, match=rf"^TableOfClasses\.table\(\) must .*{message}"):
+        TableOfClasses(1.0, table).randomize([0])
+
+
+def test_noisy_classes_have_as_many_columns_as_rows():
+    with pytest.raises(ValueError, match=r"table\(\) must have shape \(2, 2\), got \(2, 3\)"):
+        TableOfClasses(1.0, TABLE[:2]).transition_matrix()
+
+
 @pytest.mark.parametrize("name", ["inputs", "outputs"])
 def test_bad_numbers(name):
     for numbers, message in (
@@ -181,3 +233,66 @@ def test_bad_numbers(name):
         given = {"inputs": (0, 1, 4), "outputs": (-1, 1.5, 6), name: numbers}
         with pytest.raises(ValueError, match=f"{name} {message}"):
             ChannelMechanism(1.0, probabilities=TABLE, **given)
+
+
+def test_classes_are_drawn_as_numbers_are(seeded):
+    labels = np.arange(10_000) % 3
+    numbers = ChannelMechanism(1.0, range(3), range(3), TABLE).randomize(labels, rng=seeded())
+    drawn = TableOfClasses(1.0, TABLE).randomize(labels, rng=seeded())
+    assert drawn.dtype == np.int64 and drawn.tolist() == numbers.tolist()
+
+
+def test_a_channel_of_classes_has_the_targets_of_its_table_and_opens_from_its_files(tmp_path):
+    table = random_table(np.random.default_rng(54), 3, 5, 2.0)
+    mechanism = TableOfAnswers(2.0, table)
+    assert check_mechanism(mechanism) and mechanism.num_outputs == 5
+    opened = functools.partial(
+        PrivateLabels, np.arange(99) % 3, 3, budget=PrivacyBudget(2.0), store=tmp_path / "store"
+    )
+    noisy = opened().randomize(mechanism, key="answers")
+    np.testing.assert_allclose(
+        noisy.posterior(np.full(3, 1 / 3)), (table / table.sum(axis=0)).T[noisy.values], rtol=1e-12
+    )
+    # The mean of debiased targets under each label is its one-hot code.
+    every = NoisyLabels(np.arange(5), np.arange(5), mechanism)
+    np.testing.assert_allclose(table @ every.debiased(), np.eye(3), atol=1e-12)
+    noisy.save(tmp_path / "noisy")
+    again = NoisyLabels.load(tmp_path / "noisy")
+    assert again.values.tolist() == noisy.values.tolist() and again.guarantee().epsilon == 2.0
+    for found in (again.mechanism, opened().mechanism("answers")):
+        assert type(found) is TableOfAnswers and found.get_config() == mechanism.get_config()
+
+
+def test_a_channel_of_classes_is_drawn_by_a_key(tmp_path):
+    mechanism, key = TableOfClasses(1.0, TABLE), ReleaseKey.create(tmp_path / "labels.key")
+    ids, labels = np.arange(3000), np.arange(3000) % 3
+    key.register("first", mechanism)
+    drawn = randomize_batch(ids, labels, mechanism, key.secret, "first")
+    part = randomize_batch(ids[700:900], labels[700:900], mechanism, key.secret, "first")
+    assert drawn[700:900].tolist() == part.tolist()
+    assert "its author's claim" in key.statement("first")
+    vault = PrivateLabels(labels, 3, budget=PrivacyBudget(1.0), draws=Keyed(ids))
+    assert "its author's claim" in str(vault.randomize(mechanism).guarantee())
+
+
+def test_a_draw_of_its_own_takes_a_plug_in_its_keyed_draws():
+    class WithOwnDraw(TableOfClasses):
+        def randomize(self, labels, public=None, *, rng=None):
+            return super().randomize(labels, public, rng=rng)
+
+    class ByPrior(PriorMechanism):
+        def set_sizes(self, priors):
+            return np.full(len(priors), 2)
+
+    with pytest.raises(TypeError, match=r"keyed draws need .*TableOfClasses.*, got WithOwnDraw"):
+        randomize_batch([1], [0], WithOwnDraw(1.0, TABLE), bytes(32), "first")
+    drawn = randomize_batch([1], [0], ByPrior(1.0, 3), bytes(32), "first", np.full(3, 1 / 3))
+    assert drawn.shape == (1,)
+
+
+def test_the_next_draw_is_by_the_epsilon_that_it_is_charged():
+    mechanism = TableOfClasses(1.0, TABLE)
+    mechanism.randomize([0, 1])
+    mechanism.epsilon = 0.5
+    with pytest.raises(ValueError, match="not epsilon-DP"):
+        mechanism.randomize([0, 1])

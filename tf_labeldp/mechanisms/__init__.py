@@ -19,6 +19,7 @@ from tf_labeldp.mechanisms.base import (
     Mechanism,
     RegressionMechanism,
 )
+from tf_labeldp.mechanisms.channels import ClassChannel
 from tf_labeldp.mechanisms.classes import (
     InformativeRR,
     PriorMechanism,
@@ -46,6 +47,7 @@ __all__ = [
     "ALIBI",
     "AggregateMechanism",
     "ChannelMechanism",
+    "ClassChannel",
     "ClassificationMechanism",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",

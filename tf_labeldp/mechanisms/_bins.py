@@ -12,14 +12,11 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Private, Public, Receipt
-from tf_labeldp.mechanisms import bin_losses, classes, random_bits
+from tf_labeldp.mechanisms import bin_losses, classes
 from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
-from tf_labeldp.mechanisms.random_bits import Rng
+from tf_labeldp.mechanisms.channels import TOLERANCE, WrittenChannel, checked_table
+from tf_labeldp.mechanisms.random_bits import UNITS, Rng
 
-_UNITS = 1 << 53
-"""Units of probability 2^-53: draws compare 53 random bits with whole numbers of units."""
-_TOLERANCE = 1e-9
-"""Tolerance of the row sums of a table, and of its worst log-ratio above epsilon."""
 _PUBLIC_BINS = Assumption(
     "public-bins",
     "holder",
@@ -199,7 +196,7 @@ class RROnBins(FiniteMechanism):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ChannelMechanism(FiniteMechanism):
+class ChannelMechanism(WrittenChannel, FiniteMechanism):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
     A label uses the row of its nearest input; ties go to the smaller input.
@@ -232,25 +229,20 @@ class ChannelMechanism(FiniteMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._take_public("probabilities")
-        table = np.asarray(self.probabilities, dtype=np.float64)
-        if table.shape != (len(self.inputs), len(self.outputs)):
-            shape = (len(self.inputs), len(self.outputs))
-            raise ValueError(f"probabilities must have shape {shape}, got {table.shape}.")
-        if not np.all(np.isfinite(table)) or table.min() < 0.0:
-            raise ValueError("probabilities must be finite and not negative.")
-        off = np.abs(table.sum(axis=1) - 1.0).max()
-        if off > _TOLERANCE:
-            raise ValueError(
-                f"probabilities must sum to one in every row, but a sum is off by {off:.3g}."
-            )
+        shape = (len(self.inputs), len(self.outputs))
+        table = checked_table("probabilities", self.probabilities, shape)
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # This raises if the table is not epsilon-DP.
 
-    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
-        return random_bits.draw_columns(np.cumsum(self._units, axis=1), rows, rng)
+    def _table(self) -> np.ndarray:
+        return np.array(self.probabilities)
+
+    @functools.cached_property
+    def _units(self) -> np.ndarray:  # type: ignore[override]
+        return super()._units
 
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
-        return self._units[row, column] / float(_UNITS)
+        return self._units[row, column] / float(UNITS)
 
     @functools.cached_property
     def is_unbiased(self) -> bool:
@@ -258,44 +250,5 @@ class ChannelMechanism(FiniteMechanism):
         # Differences from the first input lose no digits to a large offset.
         first = self.inputs[0]
         outputs, inputs = np.asarray(self.outputs) - first, np.asarray(self.inputs) - first
-        off = np.abs(self._units / float(_UNITS) @ outputs - inputs)
-        return bool(off.max() <= _TOLERANCE * (outputs[-1] - outputs[0]))
-
-    @functools.cached_property
-    def _units(self) -> np.ndarray:
-        """The probabilities of the draws, in units, ``int64`` (k, m)."""
-        table = np.array(self.probabilities)
-        return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
-
-
-def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon."""
-    with np.errstate(divide="ignore"):
-        logs = np.log(table[:, table.max(axis=0) > 0.0])
-    worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
-    refusal = ValueError(
-        f"the table is not epsilon-DP: the worst log-ratio of an output's probabilities is "
-        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
-    )
-    if worst > epsilon + _TOLERANCE:
-        raise refusal
-    # Entries are rounded up at the cost of the row's largest: a small entry rounded down would
-    # lower its column's largest entry by a multiple of its own loss, or be zero.
-    units = np.ceil(table * float(_UNITS)).astype(np.int64)
-    every = np.arange(table.shape[0])
-    units[every, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
-
-    # Rounding down by more than the errors of exp and a product keeps ratios within e^epsilon.
-    grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
-    least = units.min(axis=0)
-    most = np.maximum(np.minimum(np.floor(least * grown), float(_UNITS)).astype(np.int64), least)
-    cut = np.maximum(units - most, 0)
-    units -= cut
-    # The cut part goes to the row's other entries, up to the room of each. That can raise a least
-    # entry, but never lower it.
-    total = cut.sum(axis=1, keepdims=True)
-    room = np.minimum(most - units, total)
-    units += np.clip(total - (np.cumsum(room, axis=1) - room), 0, room)
-    if np.any(units.sum(axis=1) != _UNITS):
-        raise refusal
-    return units
+        off = np.abs(self._units / float(UNITS) @ outputs - inputs)
+        return bool(off.max() <= TOLERANCE * (outputs[-1] - outputs[0]))

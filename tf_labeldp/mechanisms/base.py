@@ -14,6 +14,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
+    Assumption,
     Private,
     Public,
     Receipt,
@@ -94,6 +95,17 @@ class Mechanism(abc.ABC):
         """Whether a plug-in states its own event for the composition of its uses."""
         own = type(self).dp_event is not Mechanism.dp_event
         return own and not self.is_of_this_library(self)
+
+    def claims(self, remark: str = "") -> tuple[Assumption, ...]:
+        """Returns the assumption that a plug-in keeps its promise; none for this library's own."""
+        if self.is_of_this_library(self):
+            return ()
+        event = ", and its uses compose as its dp_event states" * self.has_own_event
+        text = (
+            f"{type(self).__name__} has the epsilon of {self.epsilon:g} that it states{event}: its "
+            f"author's claim, not this library's.{remark}"
+        )
+        return (Assumption("claimed-mechanism", "authors", text),)
 
     @staticmethod
     def is_of_this_library(value: Setting[object]) -> bool:
@@ -212,17 +224,17 @@ class LabelMechanism(Mechanism):
     """Whether a noisy label depends on its own label alone; not asked of plug-ins."""
     has_keyed_draws: ClassVar[bool] = False
     """Whether a draw takes the same number of random words for each label, and nothing else, so
-    that a key can give each row its words again; not asked of plug-ins."""
+    that a key can give each row its words again; not asked of a plug-in's own ``randomize``."""
 
     @staticmethod
-    def with_keyed_draws() -> list[type[Mechanism]]:
-        """Returns the classes of this library that have keyed draws."""
+    def with_keyed_draws() -> list[type[LabelMechanism]]:
+        """Returns the classes that have keyed draws; plug-ins have those of our ``randomize``."""
         return [
             kind
             for kind in _REGISTRY.values()
             if issubclass(kind, LabelMechanism)
             and kind.has_keyed_draws
-            and Mechanism.is_of_this_library(kind)
+            and kind.randomize.__module__.startswith("tf_labeldp.")
             and not inspect.isabstract(kind)
         ]
 

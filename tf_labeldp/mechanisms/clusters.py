@@ -20,10 +20,8 @@ from tf_labeldp.accounting import (
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import Frozen, FrozenClassification, LabelMechanism
 from tf_labeldp.mechanisms.classes import row_chunks
-from tf_labeldp.mechanisms.random_bits import Rng
+from tf_labeldp.mechanisms.random_bits import UNITS, Rng
 
-_UNITS = 1 << 53
-"""Units of probability 2^-53: draws compare 53 random bits with whole numbers of units."""
 _MARGIN = 2.0**-49
 """Relative margin above the rounding errors of a threshold's float operations (6 * 2^-52)."""
 _TOLERANCE = 1e-6
@@ -99,9 +97,9 @@ class PriorResampling(FrozenClassification):
         """Returns checked priors (m, K) in units: ``int64`` of at least 1, rows sum to 2^53."""
         # Entries are rounded up at the cost of the row's largest, about one unit per class. So the
         # least entry, which determines epsilon, loses nothing unless all entries are nearly equal.
-        scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
+        scaled = np.ceil(rows * (float(UNITS) / rows.sum(axis=1, keepdims=True)))
         units = np.maximum(scaled, 1.0).astype(np.int64)
-        units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+        units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += UNITS - units.sum(axis=1)
         return units
 
     @staticmethod
@@ -114,14 +112,14 @@ class PriorResampling(FrozenClassification):
         more than the errors of the float arithmetic.
         """
         # e^-epsilon does not overflow as e^epsilon may; odds of 1e250 keep nothing anyway.
-        odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
+        odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (UNITS / least)
         share = 1.0 / (1.0 + odds)
         # Each part, kept and not kept, is rounded where it is small: both give bounds, so the
         # larger is a bound too. At least one unit resamples, since otherwise the ratio would be
         # infinite.
-        kept = np.floor(share * (1.0 - _MARGIN) * _UNITS)
-        not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * _UNITS), 1.0)
-        return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
+        kept = np.floor(share * (1.0 - _MARGIN) * UNITS)
+        not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * UNITS), 1.0)
+        return np.minimum(np.maximum(kept, UNITS - not_kept), UNITS - 1.0).astype(np.int64)
 
     @staticmethod
     @_validate.clears_frames
@@ -195,16 +193,16 @@ class PriorResampling(FrozenClassification):
     def resampling_probabilities(self, priors: Public[Any]) -> np.ndarray:
         """Returns lambda for each prior, as the draws use it."""
         prior = self._checked_priors(priors, None)
-        return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(_UNITS)
+        return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(UNITS)
 
     def likelihood(
         self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
     ) -> np.ndarray:
         """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract defines it."""
         rows, every = np.asarray(priors), np.arange(noisy.size)
-        kept = np.broadcast_to(self._kept_units(rows) / float(_UNITS), noisy.shape)
+        kept = np.broadcast_to(self._kept_units(rows) / float(UNITS), noisy.shape)
         units = np.broadcast_to(self.prior_units(rows), (noisy.size, self.num_classes))
-        by_chance = (1.0 - kept) * (units[every, noisy] / float(_UNITS))
+        by_chance = (1.0 - kept) * (units[every, noisy] / float(UNITS))
         likelihood = np.repeat(by_chance[:, np.newaxis], self.num_classes, axis=1)
         likelihood[every, noisy] += kept
         return likelihood
@@ -223,13 +221,13 @@ class PriorResampling(FrozenClassification):
         most = self.most_kept_units(self.epsilon, least)
         if self.resampling_probability is None:
             return most
-        wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # exact in doubles
-        over = _UNITS - most > (_UNITS - wanted) * (1.0 + _TOLERANCE) + 2.0
+        wanted = UNITS - math.ceil(self.resampling_probability * UNITS)  # exact in doubles
+        over = UNITS - most > (UNITS - wanted) * (1.0 + _TOLERANCE) + 2.0
         if np.any(over):
             raise ValueError(
                 f"resampling_probability={self.resampling_probability:g} costs more than "
                 f"epsilon={self.epsilon:g} for {int(np.count_nonzero(over))} prior(s): the least "
-                f"entry of one is {least[over].min() / _UNITS:.6g}. Raise epsilon, lambda or the "
+                f"entry of one is {least[over].min() / UNITS:.6g}. Raise epsilon, lambda or the "
                 "least entry, or leave resampling_probability out."
             )
         return np.minimum(most, wanted)
@@ -327,13 +325,13 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
         # Whole units of flips are rounded up and of reports down, both towards more privacy.
-        flips = np.uint64(math.ceil(self.flip_probability * float(_UNITS)))
+        flips = np.uint64(math.ceil(self.flip_probability * float(UNITS)))
         noisy = labels ^ (random_bits.uniform_integers(labels.size, rng) < flips)
         # Users are sorted by cluster, so a peer is a position between a cluster's ends.
         users = np.argsort(of_user, kind="stable")
         starts = np.cumsum(sizes) - sizes
         peers = users[starts[of_user] + random_bits.uniform_below(sizes[of_user], rng)]
-        reports = np.uint64(math.floor(self.subsampling_rate * float(_UNITS)))
+        reports = np.uint64(math.floor(self.subsampling_rate * float(UNITS)))
         reported = random_bits.uniform_integers(labels.size, rng) < reports
         return np.where(reported, noisy[peers], -1)
 

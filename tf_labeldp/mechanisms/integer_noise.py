@@ -23,7 +23,7 @@ from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import Frozen
-from tf_labeldp.mechanisms.random_bits import Rng
+from tf_labeldp.mechanisms.random_bits import UNITS, Rng
 
 MIN_EPSILON = 1e-6
 """The smallest epsilon of noise on labels."""
@@ -35,8 +35,6 @@ MAX_SIGMA = 1 << 26
 LARGEST_SCALE = 2.0**57
 """Scale, in grid steps, at which noise on statistics fits 64 bits up to 40 standard deviations."""
 
-_RANGE = 1 << 53
-"""The number of values of 53 random bits."""
 _MAX_DECAY = 1024
 """The largest decay per step, which keeps integers small; e^-1024 is below any double."""
 _FARTHEST = math.isqrt((1 << 63) - 1)
@@ -184,8 +182,8 @@ def decay_per_step(epsilon: float, steps: int) -> Fraction:
     The fraction is above zero, and its numerator has at most 53 bits too: an epsilon/steps of one
     or more has the numerator of a double and a small denominator, and is returned unchanged.
     """
-    fitting_scale(steps / epsilon, epsilon, _RANGE)
-    return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), _RANGE)
+    fitting_scale(steps / epsilon, epsilon, UNITS)
+    return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), UNITS)
 
 
 def _fraction_below(value: Fraction, limit: int) -> Fraction:
@@ -321,7 +319,7 @@ class StaircaseNoise(LaplaceNoise):
         chance = context.divide(weight, context.add(weight, self.first))
         # The margin covers the rounding errors of the lines before; ceil rounds up too.
         margin = 1 + Fraction(1, 10**20)
-        return math.ceil(Fraction(chance) * margin * _RANGE)
+        return math.ceil(Fraction(chance) * margin * UNITS)
 
     def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         stair = geometric(size, decay_per_step(self.epsilon, 1), rng)

@@ -17,7 +17,10 @@ Rng = np.random.Generator | None
 """A generator for repeatable (not private) runs; None uses secure random bits."""
 
 _BITS = 53
-_RANGE = np.uint64(1 << _BITS)
+UNITS = 1 << _BITS
+"""Units of probability, 2^-53 each. Draws compare 53 random bits with whole numbers of units, so
+the channel of the draws is known exactly."""
+_RANGE = np.uint64(UNITS)
 _BLOCK_ROWS = 1 << 17
 """Rows per block, whose arrays fit a processor's cache."""
 _MANY_BYTES = 1 << 16

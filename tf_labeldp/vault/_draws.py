@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
-from tf_labeldp.accounting import Assumption, PublicInput, Receipt
+from tf_labeldp.accounting import PublicInput, Receipt
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -311,15 +311,9 @@ class Draws:
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
         if not Mechanism.is_of_this_library(mechanism):
-            event = ", and its uses compose as its dp_event states" * mechanism.has_own_event
-            text = (
-                f"{type(mechanism).__name__} has the epsilon of {mechanism.epsilon:g} that it "
-                f"states{event}: its author's claim, not this library's."
-            )
-            checked = _CHECKED.get(_identity(mechanism, rows.size))
-            if checked is not None and not checked[1]:
-                text += " Its draws are untested: they could not be run, or not often enough."
-            notes.append(Assumption("claimed-mechanism", "authors", text))
+            _, is_tested = _CHECKED.get(_identity(mechanism, rows.size), ("", True))
+            remark = " Its draws are untested: they could not be run, or not often enough."
+            notes += mechanism.claims("" if is_tested else remark)
         has_receipts = isinstance(public_value, Priors) and public_value.receipts
         if public_value is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)

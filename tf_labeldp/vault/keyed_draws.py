@@ -348,6 +348,7 @@ class ReleaseKey(LedgerOwner):
 
         def write(num_rows: int, arrays: dict[str, Any]) -> Record:
             notes = charge.assumptions + (KEYED_ASSUMPTIONS if kind == "draw" else ())
+            notes += mechanism.claims(" Its draws are untested: run mechanisms.check_mechanism.")
             has_receipts = isinstance(priors, Priors) and priors.receipts
             if priors is not None and not has_receipts:
                 notes += (PUBLIC_INPUT,)
