@@ -1,4 +1,4 @@
-"""Clipped sums of records of layers: plans, memory and examples without a finite gradient."""
+"""Clipped sums of calls of layers: schedules, memory and examples without a finite gradient."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-# The plan of memory and the norms of one layer, which no sum of a model shows.
-from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
-from tf_labeldp.gradients.ghost_clipping import (
-    LayerRecord,
-    clipped_sums,
-    make_plans,
-)
+# The schedule of memory and the norms of one layer, which no sum of a model shows.
+from tf_labeldp.gradients._layer_rules import LayerCall, LookupRule, ProductRule, Taps
+from tf_labeldp.gradients.ghost_clipping import clipped_sums, make_schedules
 from tf_labeldp.plugins import Batch, Clip
 
 BATCH = 10
 NO_BATCH = Batch(None, None, None, None)
 
 
-def records(group_size: int = 1) -> list[LayerRecord]:
-    """Returns a dense layer over time with large gradients, a small one, a scale and a table."""
+def calls(group_size: int = 1) -> list[LayerCall]:
+    """Returns a dense layer over time with large gradients, a small one and a table."""
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> tf.Tensor:
@@ -30,12 +26,9 @@ def records(group_size: int = 1) -> list[LayerRecord]:
         return Taps(inputs, output_gradients, group_size)
 
     return [
-        LayerRecord(
-            "wide", ProductRule((30, 20), True, True), tapped(normal(3, 30), normal(3, 20))
-        ),
-        LayerRecord("small", ProductRule((2, 3), True, True), tapped(normal(9, 2), normal(9, 3))),
-        LayerRecord("scale", ScaleRule((4,), (1,), True, True), tapped(normal(4), normal(4))),
-        LayerRecord(
+        LayerCall("wide", ProductRule((30, 20), True, True), tapped(normal(3, 30), normal(3, 20))),
+        LayerCall("small", ProductRule((2, 3), True, True), tapped(normal(9, 2), normal(9, 3))),
+        LayerCall(
             "table",
             LookupRule(50, 3),
             tapped(tf.constant(rng.integers(50, size=(BATCH, 6))), normal(6, 3)),
@@ -47,8 +40,8 @@ def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.
     """Returns clipped sums, norms and the clip that ``share`` of the groups satisfies."""
     parts = [
         gradient.numpy().astype(np.float64)
-        for record in records(group_size)
-        for gradient in record.rule.gradients(record.taps)
+        for call in calls(group_size)
+        for gradient in call.rule.gradients(call.taps)
     ]
     norms = np.sqrt(sum(np.square(part.reshape(part.shape[0], -1)).sum(axis=1) for part in parts))
     clip = float(np.float32(np.quantile(norms, share)))
@@ -56,7 +49,7 @@ def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.
     return [np.tensordot(factors, part, 1) for part in parts], norms, clip
 
 
-def sums_of(layers: list[LayerRecord], clip: Clip, max_bytes: int):
+def sums_of(layers: list[LayerCall], clip: Clip, max_bytes: int):
     return clipped_sums(layers, lambda norms: clip.coefficients(norms, NO_BATCH, None), max_bytes)
 
 
@@ -67,51 +60,49 @@ def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("max_bytes", "group_size"), [(2_600, 1), (2_500, 2), (20_000, 5), (10**9, 2)]
 )
-def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
+def test_memory_changes_nothing_but_the_schedule(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
-    found, found_norms = sums_of(records(group_size), Clip(clip, group_size), max_bytes)
+    found, found_norms = sums_of(calls(group_size), Clip(clip, group_size), max_bytes)
     np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
     for got, part in zip(flat(found), sums, strict=True):
         np.testing.assert_allclose(got, part, rtol=1e-5, atol=1e-5 * clip)
 
 
-def test_the_plan_follows_memory():
-    wide, small, scale, table = make_plans(records(), 10**9)
+def test_the_schedule_follows_memory():
+    wide, small, table = make_schedules(calls(), 10**9)
     assert wide.ghost and not wide.keep  # 2 * 3^2 numbers instead of 620
-    assert small.keep and scale.keep
+    assert small.keep
     assert table.ghost and not table.keep
-    wide, small, scale, table = make_plans(records(), 250)
-    assert not any(plan.keep for plan in (wide, small, scale, table))
+    wide, small, table = make_schedules(calls(), 250)
+    assert not any(schedule.keep for schedule in (wide, small, table))
     assert 1 <= small.chunk < BATCH and small.chunk * 4 * 9 <= 250
 
 
 def test_gradients_are_formed_where_that_is_faster_than_gram_matrices():
     values = tf.zeros((BATCH, 64, 48))
-    layer = LayerRecord("dense", ProductRule((48, 48), True, True), Taps(values, values))
-    assert make_plans([layer], 10**9)[0].keep
-    tall = LayerRecord(
-        "dense", ProductRule((48, 48), True, True), Taps(values[:, :8], values[:, :8])
-    )
-    assert make_plans([tall], 10**9)[0].ghost
+    layer = LayerCall("dense", ProductRule((48, 48), True, True), Taps(values, values))
+    assert make_schedules([layer], 10**9)[0].keep
+    tall = LayerCall("dense", ProductRule((48, 48), True, True), Taps(values[:, :8], values[:, :8]))
+    assert make_schedules([tall], 10**9)[0].ghost
 
 
 @pytest.mark.parametrize(("max_bytes", "group_size"), [(2_600, 1), (2_500, 5), (20_000, 2)])
-def test_plans_keep_to_the_memory(max_bytes: int, group_size: int):
+def test_schedules_keep_to_the_memory(max_bytes: int, group_size: int):
     kept, working = 0, 0
-    layers = records(group_size)
-    for record, plan in zip(layers, make_plans(layers, max_bytes), strict=True):
-        formed = 4 * record.rule.num_weights
-        if plan.keep:
+    layers = calls(group_size)
+    for call, schedule in zip(layers, make_schedules(layers, max_bytes), strict=True):
+        formed = 4 * call.rule.num_weights
+        if schedule.keep:
             kept += formed * BATCH // group_size
             continue
-        ghost = record.rule.norm_bytes(record.taps)
-        working = max(working, plan.chunk * (ghost if plan.ghost else formed))
+        ghost = call.rule.norm_bytes(call.taps)
+        working = max(working, schedule.chunk * (ghost if schedule.ghost else formed))
     assert kept + working <= max_bytes
 
 
 def test_a_group_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"max_bytes=200 is too small for layer 'table'.*216"):
-        make_plans(records(), 200)
+        make_schedules(calls(), 200)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +117,18 @@ def test_a_group_that_does_not_fit_is_refused():
 def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad, max_bytes):
     row = 3
     broken, without = [], []
-    for record in records():
+    for call in calls():
         parts = {
-            "inputs": record.taps.inputs,
-            "output_gradients": record.taps.output_gradients,
+            "inputs": call.taps.inputs,
+            "output_gradients": call.taps.output_gradients,
         }
         values = parts[place].numpy()
         if values.dtype == np.float32:
             values[row] = bad
         bad_parts = Taps(**{**parts, place: tf.constant(values)})
-        broken.append(LayerRecord(record.name, record.rule, bad_parts))
+        broken.append(LayerCall(call.name, call.rule, bad_parts))
         rest = {name: tf.constant(np.delete(part, row, axis=0)) for name, part in parts.items()}
-        without.append(LayerRecord(record.name, record.rule, Taps(**rest)))
+        without.append(LayerCall(call.name, call.rule, Taps(**rest)))
     clip = Clip(20.0)
     found, norms = sums_of(broken, clip, max_bytes)
     assert not np.isfinite(norms[row])

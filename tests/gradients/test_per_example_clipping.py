@@ -167,7 +167,7 @@ def siamese() -> keras.Model:
     inner_in = keras.Input((5, 2))
     recurrent = layers.GRU(3, return_sequences=True)(layers.Dense(4, "gelu")(inner_in))
     normalized = layers.LayerNormalization()(layers.Conv1D(3, 2)(recurrent))
-    inner = keras.Model(inner_in, layers.PReLU()(normalized))
+    inner = keras.Model(inner_in, Shift()(normalized))
     first, second = inner(inputs[:, :, :2]), inner(inputs[:, :, 2:])
     dense = layers.Dense(3, "tanh")
     at_steps = layers.TimeDistributed(dense)(second)
@@ -369,11 +369,11 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "EinsumDense of few positions": lambda: image_model(
         layers.EinsumDense("abc,cde->adbe", (2, 3, 8), bias_axes="de"), shape=(3, 20)
     ),
-    "RMSNormalization": lambda: text_model(layers.RMSNormalization(), layers.PReLU()),
+    "RMSNormalization": lambda: text_model(layers.RMSNormalization(), Shift()),
     "a gradient of its own": lambda: image_model(
         layers.Dense(4), layers.Lambda(tf.custom_gradient(lambda x: (x, lambda g: -2 * g)))
     ),
-    "SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), layers.PReLU()),
+    "SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), Shift()),
     "groups and Lambda": lambda: image_model(
         layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
     ),
@@ -575,7 +575,7 @@ def along_the_batch() -> list[tuple[str, Any]]:
     """Returns layers of Keras with an axis that may be that of the batch, counted from any end."""
     found: list[tuple[str, Any]] = []
     for name, kind in vars(layers).items():
-        if not inspect.isclass(kind) or kind in (layers.InputSpec, layers.PReLU):
+        if not inspect.isclass(kind) or kind is layers.InputSpec:
             continue
         for argument in inspect.signature(kind).parameters:
             if argument not in ("axis", "axes", "attention_axes", "dims"):

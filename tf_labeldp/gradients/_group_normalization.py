@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_rules import Factors, LayerRule, Rule, Taps, rule_of, tapped_by
+from tf_labeldp.gradients._layer_rules import Factors, LayerRule, Rule, TappedLayer, Taps, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +107,9 @@ class TappedGroupNormalization(keras.layers.Layer):
         return tf.reshape(tf.broadcast_to(means, tf.shape(grouped)), tf.shape(values))
 
 
-tapped_by(keras.layers.GroupNormalization)(TappedGroupNormalization)
-
-
-@rule_of(TappedGroupNormalization)
-def _group_normalization(tapped: Any, input_shape: tuple[int | None, ...]) -> list[LayerRule]:
-    layer = tapped.layer
+@rule_of(keras.layers.GroupNormalization)
+def _group_normalization(layer: Any, input_shape: tuple[int | None, ...]) -> TappedLayer:
+    tapped = TappedGroupNormalization(layer)
     trained = {id(variable) for variable in layer.trainable_variables}
     is_trained = [id(variable) in trained for variable in (layer.gamma, layer.beta)]
 
@@ -126,7 +123,7 @@ def _group_normalization(tapped: Any, input_shape: tuple[int | None, ...]) -> li
     weights = zip((layer.gamma, layer.beta), is_trained, strict=True)
     variables = tuple(variable for variable, chosen in weights if chosen)
     rule = VectorRule(len(variables), input_shape[layer.axis] or 0)
-    return [LayerRule(layer, rule, variables, factors)]
+    return TappedLayer(tapped, [LayerRule(rule, variables, factors)])
 
 
 def _flat(values: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,9 @@
 """Per-example gradients of one layer, from its inputs and the gradient of its outputs.
 
-A rule computes the gradient of each group of contiguous rows (a group of one is an example), or
+A ``Rule`` computes the gradient of each group of contiguous rows (a group of one is an example), or
 only its norm (Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022,
-section 4). ``rule_of`` registers a rule for exact layer classes: a subclass may compute anything.
+section 4). A function with the decorator ``rule_of`` chooses the rules of one class of layers: it
+returns a ``TappedLayer``, or None for settings without a rule. Such layers run row by row.
 """
 
 from __future__ import annotations
@@ -85,6 +86,13 @@ class Rule(abc.ABC):
         """Returns whether kept ``gradients`` take less time than ``squared_norms``."""
         return False
 
+    def at_all_positions(self, calls: Sequence[Taps]) -> Taps | None:
+        """Returns several calls' taps as one call at all of their positions.
+
+        None if the rule has no norms without gradients for the whole.
+        """
+        return None
+
     def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
         """Returns the sum of all rows' gradients times coefficients (B,); zero drops even NaN."""
         inputs, gradients = taps.inputs, taps.output_gradients
@@ -102,6 +110,15 @@ class Rule(abc.ABC):
             gradients *= by_row(coefficients, gradients)
         whole = Taps(inputs, gradients, gradients.shape[0], taps.coordinates)
         return [tf.squeeze(gradient, 0) for gradient in self.gradients(whole)]
+
+
+def _concatenated(inputs: list[tf.Tensor], calls: Sequence[Taps]) -> Taps:
+    """Returns taps of inputs (groups, positions, ...) and the calls' output gradients."""
+    gradients = [
+        tf.reshape(taps.output_gradients, (taps.groups, -1, taps.output_gradients.shape[-1]))
+        for taps in calls
+    ]
+    return Taps(tf.concat(inputs, 1), tf.concat(gradients, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +190,11 @@ class LookupRule(Rule):
         if taps.coordinates is not None:
             rows = taps.coordinates[0].of_outputs(rows)
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
+
+    def at_all_positions(self, calls: Sequence[Taps]) -> Taps | None:
+        # A lookup has an index for each position.
+        inputs = [tf.cast(tf.reshape(taps.inputs, (taps.groups, -1)), tf.int64) for taps in calls]
+        return _concatenated(inputs, calls)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
         flat = tf.reshape(gradients, (-1, self.width))
@@ -280,6 +302,13 @@ class ProductRule(Rule):
         exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _FLOAT64_EPSILON * tf.square(longest)
         return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
 
+    def at_all_positions(self, calls: Sequence[Taps]) -> Taps | None:
+        if self.window is not None:
+            return None
+        return _concatenated(
+            [tf.reshape(t.inputs, (t.groups, -1, t.inputs.shape[-1])) for t in calls], calls
+        )
+
     def _mapped(self, taps: Taps) -> list[tuple[ProductRule, Taps]]:
         """Returns dense rules of kernel and bias: their squared norms add up to the mapped one.
 
@@ -380,6 +409,9 @@ class GroupedRule(ProductRule):
     def norm_bytes(self, taps: Taps) -> int | None:
         return None
 
+    def at_all_positions(self, calls: Sequence[Taps]) -> Taps | None:
+        return None
+
     def _kernel_gradients(self, taps: Taps) -> tf.Tensor:
         def by_channels(values: tf.Tensor) -> tf.Tensor:
             sizes = self.channel_groups, values.shape[-1] // self.channel_groups
@@ -415,22 +447,9 @@ _Function = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
-    """Functions that compute a layer's outputs in turn, to tap what is inside it.
-
-    The rule's inputs and outputs are those of ``inner``. None does nothing, or calls the layer.
-    """
-
-    first: _Function | None = None
-    inner: _Function | None = None
-    last: _Function | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class LayerRule:
     """A rule for the gradients of ``variables``, in this order."""
 
-    layer: keras.Layer
     rule: Rule
     variables: tuple[Any, ...]
     # Maps the inputs, the outputs and their gradients to the rule's factors.
@@ -439,26 +458,45 @@ class LayerRule:
     places: tuple[int, int] | None = None
     # The number of rows of the factors per example.
     rows: int = 1
-    # The same for all rules of a layer.
-    steps: Steps = Steps()
 
 
-class Use(NamedTuple):
-    """A rule with the factors of one call of its layer."""
+@dataclasses.dataclass(frozen=True)
+class TappedLayer:
+    """A layer that is called so that its rules find their inputs and outputs.
 
-    rule: LayerRule
-    inputs: Any
-    gradients: Any
+    ``first``, ``inner`` and ``last`` compute the layer's outputs in turn, to tap what is inside:
+    the rules' inputs and outputs are those of ``inner``. Without ``inner``, ``layer`` is called.
+    """
+
+    # The layer itself, or one that shares its weights and returns a tuple: the layer's outputs and
+    # then tensors inside it, which the rules have ``places`` of.
+    layer: keras.Layer
+    # Together they have each trained weight of the layer.
+    rules: Sequence[LayerRule] = ()
+    first: _Function | None = None
+    inner: _Function | None = None
+    last: _Function | None = None
+
+
+class LayerCall(NamedTuple):
+    """A rule with the tensors of one call of its layer in a backward pass."""
+
+    # The name of the layer.
+    name: str
+    rule: Rule
+    taps: Taps
+    variables: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedRule(Rule):
-    """Several uses of the same weights: their gradients add up before the norm.
+    """Several calls with the same weights: their gradients add up before the norm.
 
-    Inputs and output gradients are tuples with those of each use.
+    Inputs and output gradients are tuples with those of each call, by example.
     """
 
-    uses: tuple[LayerRule, ...]
+    # Of each call: its rule, weights and number of rows per example.
+    calls: tuple[tuple[Rule, tuple[Any, ...], int], ...]
     variables: tuple[Any, ...]
     forms_sum = True
 
@@ -468,61 +506,53 @@ class SharedRule(Rule):
 
     def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
         sums: dict[int, tf.Tensor] = {}
-        for use, own in self._taps(taps):
-            gradients = use.rule.plain_gradients(own)
-            for variable, gradient in zip(use.variables, gradients, strict=True):
+        for (rule, variables, _), own in zip(self.calls, self._taps(taps), strict=True):
+            for variable, gradient in zip(variables, rule.plain_gradients(own), strict=True):
                 key = id(variable)
                 sums[key] = sums[key] + gradient if key in sums else gradient
         return [sums[id(variable)] for variable in self.variables]
 
     def formed_bytes(self, taps: Taps) -> int:
-        # The sums, and the gradients of one use.
+        # The sums, and the gradients of one call.
         return super().formed_bytes(taps) + max(
-            use.rule.formed_bytes(own) for use, own in self._taps(taps)
+            rule.formed_bytes(own)
+            for (rule, _, _), own in zip(self.calls, self._taps(taps), strict=True)
         )
 
-    def _taps(self, taps: Taps) -> list[tuple[LayerRule, Taps]]:
-        def flat(values: Any, use: LayerRule) -> Any:
-            return values if use.rows == 1 else tf.reshape(values, (-1, *values.shape[2:]))
+    def _taps(self, taps: Taps) -> list[Taps]:
+        def flat(values: Any, rows: int) -> Any:
+            return values if rows == 1 else tf.reshape(values, (-1, *values.shape[2:]))
 
         return [
-            (use, Taps(flat(inputs, use), flat(gradients, use), taps.group_size * use.rows))
-            for use, inputs, gradients in zip(
-                self.uses, taps.inputs, taps.output_gradients, strict=True
+            Taps(flat(inputs, rows), flat(gradients, rows), taps.group_size * rows)
+            for (_, _, rows), inputs, gradients in zip(
+                self.calls, taps.inputs, taps.output_gradients, strict=True
             )
         ]
 
 
-def shared(uses: Sequence[Use]) -> Use:
-    """Returns one use that stands for several uses of the same weights."""
-    first, rule = uses[0].rule, uses[0].rule.rule
-    identities = {tuple(map(id, use.rule.variables)) for use in uses}
-    has_positions = type(rule) is LookupRule or (type(rule) is ProductRule and rule.window is None)
-    if has_positions and len(identities) == 1 and all(use.rule.rule == rule for use in uses):
-        # One use at all of their positions, which has norms without gradients.
-        inputs, gradients = [], []
-        for use in uses:
-            rows = use.gradients.shape[0] // use.rule.rows
-            # A lookup has an index for each position.
-            widths = () if isinstance(rule, LookupRule) else use.inputs.shape[-1:]
-            inputs.append(tf.reshape(use.inputs, (rows, -1, *widths)))
-            gradients.append(tf.reshape(use.gradients, (rows, -1, use.gradients.shape[-1])))
-        if isinstance(rule, LookupRule):
-            inputs = [tf.cast(indices, tf.int64) for indices in inputs]
-        whole = dataclasses.replace(first, rows=1)
-        return Use(whole, tf.concat(inputs, 1), tf.concat(gradients, 1))
+def shared(calls: Sequence[LayerCall]) -> LayerCall:
+    """Returns one call that stands for several calls with the same weights.
 
-    def by_example(values: Any, use: Use) -> Any:
-        rows = use.rule.rows
+    Their groups are single examples.
+    """
+    first = calls[0]
+    identities = {tuple(map(id, call.variables)) for call in calls}
+    if len(identities) == 1 and all(call.rule == first.rule for call in calls):
+        whole = first.rule.at_all_positions([call.taps for call in calls])
+        if whole is not None:
+            return first._replace(taps=whole)
+
+    def by_example(values: Any, rows: int) -> Any:
         return values if rows == 1 else tf.reshape(values, (-1, rows, *values.shape[1:]))
 
-    variables = tuple({id(v): v for use in uses for v in use.rule.variables}.values())
-    summed = SharedRule(tuple(use.rule for use in uses), variables)
-    return Use(
-        dataclasses.replace(first, rule=summed, variables=variables, rows=1),
-        tuple(by_example(use.inputs, use) for use in uses),
-        tuple(by_example(use.gradients, use) for use in uses),
+    variables = tuple({id(v): v for call in calls for v in call.variables}.values())
+    parts = tuple((call.rule, call.variables, call.taps.group_size) for call in calls)
+    taps = Taps(
+        tuple(by_example(call.taps.inputs, call.taps.group_size) for call in calls),
+        tuple(by_example(call.taps.output_gradients, call.taps.group_size) for call in calls),
     )
+    return LayerCall(first.name, SharedRule(parts, variables), taps, variables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -546,70 +576,52 @@ class LayerSettings:
     def axes(self) -> list[Any]:
         return list(self.axis) if isinstance(self.axis, (list, tuple)) else [self.axis]
 
-    def check_activations(self, name: str) -> None:
-        """Raises ``NoRuleError`` for an activation that may mix examples."""
-        for activation in (self.activation, self.recurrent_activation):
-            if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
-                raise NoRuleError(f"{name} has an activation that is not one of Keras's")
+    @property
+    def has_known_activations(self) -> bool:
+        """Whether its activations are Keras's own, which don't mix examples."""
+        known = _SLOPES.keys() | _OTHER_ACTIVATIONS
+        own = self.activation, self.recurrent_activation
+        return all(activation is None or activation in known for activation in own)
 
 
 _Shape = tuple[int | None, ...]
-_MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
-_TAPPED: dict[type, Callable[[Any], keras.Layer]] = {}
+# The function that chooses the rules of a layer, by its exact class: a subclass may compute
+# anything.
+RULES: dict[type, Callable[[Any, _Shape], TappedLayer | None]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
-    """Registers a function that returns the rules of a layer, given the layer and its input shape.
+    """Registers a function that returns a ``TappedLayer``, given a layer and its input shape.
 
-    The function returns None for a use of the layer that has no rule.
+    The function returns None for settings of the layer that have no rule.
     """
 
-    def register(make: Any) -> Any:
-        _MAKERS.update(dict.fromkeys(kinds, make))
-        return make
+    def register(choose: Any) -> Any:
+        RULES.update(dict.fromkeys(kinds, choose))
+        return choose
 
     return register
 
 
-def tapped_by(*kinds: type) -> Callable[[Any], Any]:
-    """Registers a function that returns a layer with taps, given the layer.
-
-    A layer with taps is called like the layer and shares its weights. It returns a tuple: the
-    layer's outputs and then tensors inside it, which the rules of the layer with taps use.
-    """
-
-    def register(make: Any) -> Any:
-        _TAPPED.update(dict.fromkeys(kinds, make))
-        return make
-
-    return register
-
-
-def with_taps(layer: Any) -> Any:
-    """Returns the layer with taps, or the layer itself if its own tensors suffice for its rules."""
-    make = _TAPPED.get(type(layer))
-    return layer if make is None else make(layer)
-
-
-def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
-    """Returns the rules of a layer in a functional model; none if the layer trains nothing."""
-    kind = type(layer)
-    name = f"layer {layer.name!r} ({kind.__name__})"
+def tapped_layer(layer: Any, input_shape: _Shape) -> TappedLayer | None:
+    """Returns a layer of a functional model with its rules; None if it has to run row by row."""
+    kind, settings = type(layer), LayerSettings.of(layer)
     if kind is keras.layers.BatchNormalization and not layer.trainable:
-        return []
-    if kind not in _PLAIN and kind not in _MAKERS:
-        raise NoRuleError(f"{name} has no rule for its per-example gradients")
-    settings = LayerSettings.of(layer)
-    if 0 in settings.axes or -len(input_shape) in settings.axes:
-        raise NoRuleError(f"{name} works along the batch axis")
-    settings.check_activations(name)
-    if kind in _PLAIN:
-        return []
-    rules = _MAKERS[kind](layer, input_shape)
-    covered = [variable for rule in rules or [] for variable in rule.variables]
-    if rules is None or _identities(covered) != _identities(layer.trainable_variables):
-        raise NoRuleError(f"{name} is used in a way that has no rule")
-    return [rule for rule in rules if rule.variables]
+        return TappedLayer(layer)
+    works_along_batch = 0 in settings.axes or -len(input_shape) in settings.axes
+    if works_along_batch or not settings.has_known_activations:
+        return None
+    if kind in _WITHOUT_WEIGHTS:
+        return TappedLayer(layer)
+    tapped = RULES[kind](layer, input_shape) if kind in RULES else None
+    if tapped is None:
+        return None
+    covered = [variable for rule in tapped.rules for variable in rule.variables]
+    if _identities(covered) != _identities(layer.trainable_variables):
+        # A weight without a rule would have a gradient of zero.
+        return None
+    rules = [rule for rule in tapped.rules if rule.variables]
+    return dataclasses.replace(tapped, rules=rules) if rules else TappedLayer(tapped.layer)
 
 
 _ACTIVATIONS = keras.activations
@@ -639,7 +651,7 @@ _OTHER_ACTIVATIONS = {
     _ACTIVATIONS.softsign,
 }
 # Layers without weights that process each example alone.
-_PLAIN = {
+_WITHOUT_WEIGHTS = {
     keras.layers.Activation,
     keras.layers.Add,
     keras.layers.AlphaDropout,
@@ -696,12 +708,12 @@ _PLAIN = {
 
 
 @rule_of(keras.layers.Dense)
-def _dense(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _dense(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     return _kernel_and_bias(layer, input_shape, ProductRule)
 
 
 @rule_of(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _convolution(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     kind: Any = ProductRule
     if layer.groups > 1:
         kind = functools.partial(GroupedRule, channel_groups=layer.groups)
@@ -709,13 +721,13 @@ def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 
 
 @rule_of(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
-def _depthwise(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _depthwise(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     kind = functools.partial(DepthwiseRule, channel_groups=layer.kernel.shape[-2])
     return _kernel_and_bias(layer, input_shape, kind, is_convolution=True)
 
 
 @rule_of(keras.layers.TimeDistributed)
-def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _time_distributed(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     steps = input_shape[1]
     if steps is None:
         return None
@@ -733,30 +745,33 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
 
         return of_steps
 
+    inside = tapped_layer(layer.layer, (input_shape[0], *input_shape[2:]))
+    if inside is None or inside.layer is not layer.layer:
+        return None
+
     def rule_at_all_steps(rule: LayerRule) -> LayerRule:
         def factors(*tensors: tf.Tensor) -> Factors:
             return rule.factors(*map(flat, tensors))
 
-        inside = rule.steps.first, rule.steps.inner, rule.steps.last
-        rows, steps_of_rule = steps * rule.rows, Steps(*map(at_all_steps, inside))
-        return dataclasses.replace(rule, factors=factors, rows=rows, steps=steps_of_rule)
+        return dataclasses.replace(rule, factors=factors, rows=steps * rule.rows)
 
-    rules = layer_rules(layer.layer, (input_shape[0], *input_shape[2:]))
-    return [rule_at_all_steps(rule) for rule in rules]
+    parts = map(at_all_steps, (inside.first, inside.inner, inside.last))
+    return TappedLayer(layer, [rule_at_all_steps(rule) for rule in inside.rules], *parts)
 
 
 @rule_of(keras.layers.Embedding)
-def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _embedding(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     if layer.lora_enabled:
         pair = layer.lora_embeddings_a, layer.lora_embeddings_b
         down = LookupRule(layer.input_dim, layer.lora_rank)
-        return _adapted(layer, down, pair, (), unchanged, lambda ids, rows: tf.gather(rows, ids))
+        rules = _adapted(layer, down, pair, (), unchanged, lambda ids, rows: tf.gather(rows, ids))
+        return TappedLayer(layer, rules)
     rule = LookupRule(layer.input_dim, layer.output_dim)
-    return [LayerRule(layer, rule, tuple(layer.trainable_variables), unchanged)]
+    return TappedLayer(layer, [LayerRule(rule, tuple(layer.trainable_variables), unchanged)])
 
 
 @rule_of(keras.layers.LayerNormalization)
-def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _normalization(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     if layer.rms_scaling:
         return None
     config = {**layer.get_config(), "scale": False, "center": False, "dtype": "float32"}
@@ -764,7 +779,7 @@ def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 
 
 @rule_of(keras.layers.RMSNormalization)
-def _rms_normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _rms_normalization(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     def normalized(inputs: tf.Tensor) -> tf.Tensor:
         return keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
 
@@ -773,7 +788,7 @@ def _rms_normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | Non
 
 def _scaled(
     layer: Any, input_shape: _Shape, normalized: _Function, scale: Any, offset: Any
-) -> list[LayerRule] | None:
+) -> TappedLayer | None:
     """Returns the rule of a layer that normalizes, then scales and shifts along its axes."""
     rank = len(input_shape)
     axes = tuple(axis % rank for axis in LayerSettings.of(layer).axes)
@@ -796,7 +811,7 @@ def _scaled(
         return tf.cast(inputs, layer.compute_dtype)
 
     rule = ScaleRule(sizes, axes, has_scale, has_offset)
-    return [LayerRule(layer, rule, variables, unchanged, steps=Steps(first, inner))]
+    return TappedLayer(layer, [LayerRule(rule, variables, unchanged)], first, inner)
 
 
 def unchanged(inputs: Any, outputs: Any, gradients: Any) -> Any:
@@ -804,7 +819,7 @@ def unchanged(inputs: Any, outputs: Any, gradients: Any) -> Any:
 
 
 @rule_of(keras.layers.EinsumDense)
-def _einsum(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+def _einsum(layer: Any, input_shape: _Shape) -> TappedLayer | None:
     letters = [char for char in string.ascii_letters if char not in f"{layer.equation}Z"]
     found = re.fullmatch(r"(\.*)([a-zA-Y]+)(\.*),([a-zA-Y]+)->\1([a-zA-Y]+)\3", layer.equation)
     if found is None or layer.lora_enabled:
@@ -827,7 +842,7 @@ def _einsum(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 
 def _kernel_and_bias(
     layer: Any, input_shape: _Shape, kind: Any, is_convolution: bool = False
-) -> list[LayerRule] | None:
+) -> TappedLayer | None:
     window = _window(layer, input_shape) if is_convolution else None
     if is_convolution and window is None:
         return None
@@ -841,7 +856,7 @@ def _kernel_and_bias(
     ):
         # Quantized weights, or adapters of a convolution in groups.
         return None
-    steps, slope = Steps(), _SLOPES.get(layer.activation)
+    before_activation, last, slope = None, None, _SLOPES.get(layer.activation)
     if slope is None:
         # The outputs before the activation are tapped.
         config = {**layer.get_config(), "activation": None, "trainable": True}
@@ -853,7 +868,7 @@ def _kernel_and_bias(
             values = [tf.convert_to_tensor(variable) for variable in (layer.kernel, *bias)]
             return linear.stateless_call(values, [], inputs)[0]
 
-        steps, slope = Steps(inner=inner, last=layer.activation), _SLOPES[_ACTIVATIONS.linear]
+        before_activation, last, slope = inner, layer.activation, _SLOPES[_ACTIVATIONS.linear]
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
         inputs = _as_rounded(layer, inputs)
@@ -869,12 +884,13 @@ def _kernel_and_bias(
 
         down = ProductRule(tuple(pair[0].shape), True, False, window)
         rules = _adapted(layer, down, pair, bias, factors, apply)
-        return [dataclasses.replace(rule, steps=steps) for rule in rules]
+        return TappedLayer(layer, rules, inner=before_activation, last=last)
     trained = _identities(layer.trainable_variables)
     variables = tuple(variable for variable in (kernel, *bias) if id(variable) in trained)
     has_kernel = id(kernel) in trained
     rule = kind(tuple(kernel.shape), has_kernel, len(variables) > has_kernel, window)
-    return [LayerRule(layer, rule, variables, factors, steps=steps)]
+    rules = [LayerRule(rule, variables, factors)]
+    return TappedLayer(layer, rules, inner=before_activation, last=last)
 
 
 def _adapted(
@@ -905,8 +921,8 @@ def _adapted(
     has_bias = bool(bias) and id(bias[0]) in trained
     up = ProductRule(tuple(b.shape), True, has_bias)
     return [
-        LayerRule(layer, down, (a,), of_a),
-        LayerRule(layer, up, (b, *bias) if has_bias else (b,), of_b),
+        LayerRule(down, (a,), of_a),
+        LayerRule(up, (b, *bias) if has_bias else (b,), of_b),
     ]
 
 

@@ -7,6 +7,7 @@ dense layers over time, whose inputs are the steps' inputs and the states before
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,10 @@ from tf_labeldp.gradients._layer_rules import (
     GroupedRule,
     LayerRule,
     LayerSettings,
-    NoRuleError,
     ProductRule,
     ScaleRule,
+    TappedLayer,
     rule_of,
-    tapped_by,
 )
 
 _LAYERS = (keras.layers.RNN, keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)
@@ -82,19 +82,6 @@ _MERGES: dict[str | None, Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]] = {
 }
 
 
-@tapped_by(*_LAYERS, keras.layers.Bidirectional)
-def _tapped(layer: Any) -> keras.Layer:
-    tapped, name = _TappedRecurrent(layer), f"layer {layer.name!r} ({type(layer).__name__})"
-    for part in tapped.directions:
-        if type(part) not in _LAYERS or any(type(cell) not in _STEPS for cell in _cells(part)):
-            raise NoRuleError(f"{name} has cells without a rule for their per-example gradients")
-        if part.stateful:
-            raise NoRuleError(f"{name} carries its state from one batch to the next")
-        for cell in _cells(part):
-            LayerSettings.of(cell).check_activations(name)
-    return tapped
-
-
 def _cells(layer: Any) -> list[Any]:
     cell = layer.cell
     return cell.cells if type(cell) is keras.layers.StackedRNNCells else [cell]
@@ -110,7 +97,8 @@ def _run(
         steps = tf.reverse(steps, [0])
         seen = None if seen is None else tf.reverse(seen, [0])
     ends, taps = [], []
-    for cell in _cells(layer):
+    for rules in map(_Cell.of, _cells(layer)):
+        cell = rules.cell
         sizes = cell.state_size if isinstance(cell.state_size, list) else [cell.state_size]
         starts = [
             states.pop(0) if states else tf.zeros((tf.shape(steps)[1], size), steps.dtype)
@@ -121,12 +109,9 @@ def _run(
         products = _times(inputs, cell.kernel)
         if cell.use_bias:
             products += cell.bias[0] if len(cell.bias.shape) > 1 else cell.bias
-        found = _STEPS[type(cell)](cell, products, starts, state_mask, seen)
+        found = rules.steps(products, starts, state_mask, seen)
         before = tf.concat([starts[0][tf.newaxis], found[0][:-1]], 0)
-        before = _dropped(before, state_mask)
-        if type(cell) is keras.layers.GRUCell:
-            before = tf.concat([before, found[1]], -1)
-        taps += [inputs, products, before]
+        taps += [inputs, products, rules.state_tap(_dropped(before, state_mask), found)]
         ends += [part[-1] for part in found[: len(starts)]]
         steps = found[0]
     if seen is not None:
@@ -150,64 +135,207 @@ def _scan(
     return tf.scan(body, (products,) if seen is None else (products, seen), starts)
 
 
-def _simple_steps(
-    cell: Any, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
-) -> list[tf.Tensor]:
-    kernel = tf.convert_to_tensor(cell.recurrent_kernel)
+class _Cell(abc.ABC):
+    """A cell of Keras: its steps over time, and the rules of its weights."""
 
-    def step(x: tf.Tensor, h: tf.Tensor) -> list[tf.Tensor]:
-        return [cell.activation(x + _times(_dropped(h, mask), tf.stop_gradient(kernel)))]
+    def __init__(self, cell: Any) -> None:
+        self.cell, self.units = cell, cell.units
 
-    return _scan(step, products, starts, seen)
+    @staticmethod
+    def of(cell: Any) -> _Cell:
+        return _CELLS[type(cell)](cell)
+
+    @abc.abstractmethod
+    def steps(
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+    ) -> list[tf.Tensor]:
+        """Returns the states (T, B, ...) after each step, and then what ``state_tap`` needs."""
+
+    def state_tap(self, before: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
+        """Returns the tap of the states before each step, given the result of ``steps``."""
+        return before
+
+    def state_factors(self, tap: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        """Returns the factors (B, T, ...) of the recurrent kernel, from those of the sums."""
+        return tap, gradients
+
+    @property
+    def kernel_biases(self) -> list[Any]:
+        """The biases whose gradients are those of the sums."""
+        return [self.cell.bias] if self.cell.use_bias else []
+
+    @property
+    def state_groups(self) -> int:
+        return self.groups_under(self.cell.recurrent_dropout)
+
+    def groups_under(self, dropout: float) -> int:
+        """Returns the number of gates if each has its own dropped inputs, else 1."""
+        by_gate = bool(dropout) and self.cell.implementation == 1
+        return self.cell.kernel.shape[1] // self.units if by_gate else 1
+
+    def rules(self, trained: set[int], place: int) -> list[LayerRule]:
+        """Returns the rules of the trained weights of a cell whose taps start at this place."""
+        cell, inputs, products, states = self.cell, *range(place, place + _TAPS_PER_CELL)
+
+        def of_inputs(tap: tf.Tensor, _: tf.Tensor, gradients: tf.Tensor) -> Factors:
+            return _batch_first(tap), _batch_first(gradients)
+
+        def of_states(tap: tf.Tensor, _: tf.Tensor, gradients: tf.Tensor) -> Factors:
+            return self.state_factors(_batch_first(tap), _batch_first(gradients))
+
+        weights, groups = [cell.kernel, *self.kernel_biases], self.groups_under(cell.dropout)
+        of_kernel = _product(weights, trained, groups)
+        of_recurrent = _product([cell.recurrent_kernel], trained, self.state_groups)
+        return [
+            LayerRule(*of_kernel, of_inputs, (inputs, products)),
+            LayerRule(*of_recurrent, of_states, (states, products)),
+        ]
 
 
-def _lstm_steps(
-    cell: Any, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
-) -> list[tf.Tensor]:
-    kernel = tf.convert_to_tensor(cell.recurrent_kernel)
-    gate, activation = cell.recurrent_activation, cell.activation
+class _SimpleCell(_Cell):
+    def groups_under(self, dropout: float) -> int:
+        return 1
 
-    def step(x: tf.Tensor, h: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
-        sums = x + _times(_dropped(h, mask), tf.stop_gradient(kernel))
-        i, f, candidate, o = tf.split(sums, 4, axis=-1)
-        c = gate(f) * c + gate(i) * activation(candidate)
-        return [gate(o) * activation(c), c]
+    def steps(
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+    ) -> list[tf.Tensor]:
+        kernel, activation = tf.convert_to_tensor(self.cell.recurrent_kernel), self.cell.activation
 
-    return _scan(step, products, starts, seen)
+        def step(x: tf.Tensor, h: tf.Tensor) -> list[tf.Tensor]:
+            return [activation(x + _times(_dropped(h, mask), tf.stop_gradient(kernel)))]
 
-
-def _gru_steps(
-    cell: Any, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
-) -> list[tf.Tensor]:
-    """Returns the states and the reset gates."""
-    kernel, units = tf.convert_to_tensor(cell.recurrent_kernel), cell.units
-    bias = cell.bias[1] if cell.reset_after and cell.use_bias else None
-    gate = cell.recurrent_activation
-
-    def step(x: tf.Tensor, h: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
-        fixed, before = tf.stop_gradient(kernel), _dropped(h, mask)
-        if cell.reset_after:
-            sums = _times(before, fixed)
-            if bias is not None:
-                sums += tf.stop_gradient(bias)
-        else:
-            sums = _times(before[:, : 2 * units], fixed[:, : 2 * units])
-        z = gate(x[:, :units] + sums[:, :units])
-        r = gate(x[:, units : 2 * units] + sums[:, units : 2 * units])
-        if cell.reset_after:
-            last = r * sums[:, 2 * units :]
-        else:
-            last = tf.matmul(r * before[:, -units:], fixed[:, 2 * units :])
-        return [z * h + (1 - z) * cell.activation(x[:, 2 * units :] + last), r]
-
-    return _scan(step, products, [*starts, tf.zeros_like(starts[0])], seen)
+        return _scan(step, products, starts, seen)
 
 
-_STEPS: dict[type, Callable[..., list[tf.Tensor]]] = {
-    keras.layers.SimpleRNNCell: _simple_steps,
-    keras.layers.LSTMCell: _lstm_steps,
-    keras.layers.GRUCell: _gru_steps,
+class _LSTMCell(_Cell):
+    def steps(
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+    ) -> list[tf.Tensor]:
+        kernel = tf.convert_to_tensor(self.cell.recurrent_kernel)
+        gate, activation = self.cell.recurrent_activation, self.cell.activation
+
+        def step(x: tf.Tensor, h: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
+            sums = x + _times(_dropped(h, mask), tf.stop_gradient(kernel))
+            i, f, candidate, o = tf.split(sums, 4, axis=-1)
+            c = gate(f) * c + gate(i) * activation(candidate)
+            return [gate(o) * activation(c), c]
+
+        return _scan(step, products, starts, seen)
+
+
+class _GRUCell(_Cell):
+    """Resets the state before its product: its tap has the reset gates in its last columns."""
+
+    @property
+    def state_groups(self) -> int:
+        # The candidate has its own input, the state that is reset.
+        return self.cell.kernel.shape[1] // self.units
+
+    def steps(
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+    ) -> list[tf.Tensor]:
+        weights, units = [tf.convert_to_tensor(part) for part in self.state_weights], self.units
+        gate, activation = self.cell.recurrent_activation, self.cell.activation
+
+        def step(x: tf.Tensor, h: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+            sums, candidate = self.sums(_dropped(h, mask), *map(tf.stop_gradient, weights))
+            z = gate(x[:, :units] + sums[:, :units])
+            r = gate(x[:, units : 2 * units] + sums[:, units : 2 * units])
+            return [z * h + (1 - z) * activation(x[:, 2 * units :] + candidate(r)), r]
+
+        return _scan(step, products, [*starts, tf.zeros_like(starts[0])], seen)
+
+    @property
+    def state_weights(self) -> list[Any]:
+        """The weights of the states' products."""
+        return [self.cell.recurrent_kernel]
+
+    def sums(
+        self, state: tf.Tensor, kernel: tf.Tensor, bias: Any = None
+    ) -> tuple[tf.Tensor, _OfGates]:
+        """Returns the products of the state for the gates, and for the candidate by reset gate."""
+        split = 2 * self.units
+        last, columns = state[:, -self.units :], kernel[:, split:]
+        sums = _times(state[:, :split], kernel[:, :split])
+        return sums, lambda reset: tf.matmul(reset * last, columns)
+
+    def state_tap(self, before: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
+        return tf.concat([before, found[1]], -1)
+
+    def state_factors(self, tap: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        before, reset = tap[..., : -self.units], tap[..., -self.units :]
+        copies = [before] * (gradients.shape[-1] // before.shape[-1])
+        return self._reset(tf.concat(copies, -1), reset), gradients
+
+    def _reset(self, values: tf.Tensor, reset: tf.Tensor) -> tf.Tensor:
+        """Returns values (B, T, 3 n) whose last part, the candidate's, is times the gate."""
+        split = 2 * self.units
+        return tf.concat([values[..., :split], values[..., split:] * reset], -1)
+
+
+class _ResetAfterCell(_GRUCell):
+    """Resets the product of the state, which has a bias of its own."""
+
+    @property
+    def state_groups(self) -> int:
+        return self.groups_under(self.cell.recurrent_dropout)
+
+    @property
+    def kernel_biases(self) -> list[Any]:
+        return []
+
+    @property
+    def state_weights(self) -> list[Any]:
+        bias = [self.cell.bias[1]] if self.cell.use_bias else []
+        return [self.cell.recurrent_kernel, *bias]
+
+    def sums(
+        self, state: tf.Tensor, kernel: tf.Tensor, bias: Any = None
+    ) -> tuple[tf.Tensor, _OfGates]:
+        sums = _times(state, kernel)
+        if bias is not None:
+            sums += bias
+        return sums, lambda reset: reset * sums[:, 2 * self.units :]
+
+    def state_factors(self, tap: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        before, reset = tap[..., : -self.units], tap[..., -self.units :]
+        return before, self._reset(gradients, reset)
+
+    def rules(self, trained: set[int], place: int) -> list[LayerRule]:
+        rules, bias = super().rules(trained, place), self.cell.bias
+        if not self.cell.use_bias:
+            return rules
+
+        def factors(tap: tf.Tensor, products: tf.Tensor, gradients: tf.Tensor) -> Factors:
+            gradients = _batch_first(gradients)
+            inner = self.state_factors(_batch_first(tap), gradients)[1]
+            both = tf.stack([gradients, inner], 2)
+            return both, both
+
+        # Its rows are the biases of the inputs' and the states' products.
+        rule = ScaleRule(tuple(bias.shape), (2, 3), False, True)
+        kept = (bias,) if id(bias) in trained else ()
+        return [*rules, LayerRule(rule, kept, factors, (place + 2, place + 1))]
+
+
+_OfGates = Callable[[tf.Tensor], tf.Tensor]
+_CELLS: dict[type, Callable[[Any], _Cell]] = {
+    keras.layers.SimpleRNNCell: _SimpleCell,
+    keras.layers.LSTMCell: _LSTMCell,
+    keras.layers.GRUCell: lambda cell: (_ResetAfterCell if cell.reset_after else _GRUCell)(cell),
 }
+
+
+def _product(
+    weights: list[Any], trained: set[int], groups: int
+) -> tuple[ProductRule, tuple[Any, ...]]:
+    """Returns the rule of a kernel, with or without bias, and those that are trained."""
+    is_trained = [id(weight) in trained for weight in weights]
+    kept = tuple(weight for weight, keeps in zip(weights, is_trained, strict=True) if keeps)
+    shape, has_kernel, has_bias = tuple(weights[0].shape), is_trained[0], any(is_trained[1:])
+    if groups == 1:
+        return ProductRule(shape, has_kernel, has_bias), kept
+    return GroupedRule(shape, has_kernel, has_bias, channel_groups=groups), kept
 
 
 def _dropout_masks(cell: Any, inputs: tf.Tensor, state: tf.Tensor, training: Any) -> list[Any]:
@@ -238,68 +366,19 @@ def _times(values: tf.Tensor, kernel: Any) -> tf.Tensor:
     return tf.concat([tf.tensordot(*pair, 1) for pair in pairs], -1)
 
 
-@rule_of(_TappedRecurrent)
-def _recurrent(tapped: Any, input_shape: Any) -> list[LayerRule]:
-    cells = [cell for layer in tapped.directions for cell in _cells(layer)]
-    rules = []
+@rule_of(*_LAYERS, keras.layers.Bidirectional)
+def _recurrent(layer: Any, input_shape: Any) -> TappedLayer | None:
+    tapped = _TappedRecurrent(layer)
+    if any(type(part) not in _LAYERS or part.stateful for part in tapped.directions):
+        return None
+    cells = [cell for part in tapped.directions for cell in _cells(part)]
+    for cell in cells:
+        if type(cell) not in _CELLS or not LayerSettings.of(cell).has_known_activations:
+            return None
+    trained, rules = {id(variable) for variable in tapped.trainable_variables}, []
     for number, cell in enumerate(cells):
-        place = (number - len(cells)) * _TAPS_PER_CELL
-        rules += _cell_rules(tapped, cell, place)
-    return rules
-
-
-def _cell_rules(tapped: Any, cell: Any, place: int) -> list[LayerRule]:
-    """Returns the rules of a cell whose taps start at a place among the layer's outputs."""
-    units, is_gru = cell.units, type(cell) is keras.layers.GRUCell
-    gates, resets_after = cell.kernel.shape[1] // units, is_gru and cell.reset_after
-    by_gate = type(cell) is not keras.layers.SimpleRNNCell and cell.implementation == 1
-    input_groups = gates if by_gate and cell.dropout else 1
-    state_groups = gates if by_gate and cell.recurrent_dropout else 1
-    if is_gru and not resets_after:
-        state_groups = gates
-    trained = {id(variable) for variable in tapped.trainable_variables}
-
-    def of_inputs(inputs: tf.Tensor, products: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        return _batch_first(inputs), _batch_first(gradients)
-
-    def of_states(before: tf.Tensor, products: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        before, gradients = _batch_first(before), _batch_first(gradients)
-        if is_gru:
-            before, reset = before[..., :-units], before[..., -units:]
-            if resets_after:
-                last = gradients[..., 2 * units :] * reset
-                gradients = tf.concat([gradients[..., : 2 * units], last], -1)
-            else:
-                copies = [before] * (gates * units // before.shape[-1])
-                before = tf.concat(copies, -1)
-                last = before[..., 2 * units :] * reset
-                before = tf.concat([before[..., : 2 * units], last], -1)
-        return before, gradients
-
-    def of_biases(before: tf.Tensor, products: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        inner = of_states(before, products, gradients)[1]
-        both = tf.stack([_batch_first(gradients), inner], 2)
-        return both, both
-
-    def product(variables: list[Any], groups: int, factors: Any, first: int) -> LayerRule:
-        shape, *flags = tuple(variables[0].shape), *(id(part) in trained for part in variables)
-        kind: Any = ProductRule if groups == 1 else GroupedRule
-        options = {} if groups == 1 else {"channel_groups": groups}
-        rule = kind(shape, flags[0], any(flags[1:]), **options)
-        kept = tuple(part for part in variables if id(part) in trained)
-        return LayerRule(tapped, rule, kept, factors, (first, place + 1))
-
-    biases = [cell.bias] if cell.use_bias else []
-    first = [cell.kernel, *([] if resets_after else biases)]
-    rules = [
-        product(first, input_groups, of_inputs, place),
-        product([cell.recurrent_kernel], state_groups, of_states, place + 2),
-    ]
-    if resets_after and biases:
-        rule = ScaleRule(tuple(cell.bias.shape), (2, 3), False, True)
-        kept = tuple(part for part in biases if id(part) in trained)
-        rules.append(LayerRule(tapped, rule, kept, of_biases, (place + 2, place + 1)))
-    return rules
+        rules += _Cell.of(cell).rules(trained, (number - len(cells)) * _TAPS_PER_CELL)
+    return TappedLayer(tapped, rules)
 
 
 def _batch_first(values: tf.Tensor) -> tf.Tensor:

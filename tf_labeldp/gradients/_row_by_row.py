@@ -35,7 +35,7 @@ class RowByRow:
         # The trained weights that the outputs depend on, of any layer; found by a trace.
         self.variables: tuple[Any, ...] = ()
         self._find_variables([*tensors, *(mask for mask in masks if mask is not None)])
-        self.layer_rule = LayerRule(self.operation, RowsRule(self), self.variables, unchanged)
+        self.layer_rule = LayerRule(RowByRowRule(self), self.variables, unchanged)
 
     @property
     def described(self) -> str:
@@ -131,7 +131,7 @@ class RowByRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsRule(Rule):
+class RowByRowRule(Rule):
     """Any layer: the gradient of each example is found alone; inputs are (inputs, seeds)."""
 
     rows: RowByRow

@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_rules import Rule, Taps, Use, shared
+from tf_labeldp.gradients._layer_rules import LayerCall, shared
 from tf_labeldp.gradients.clip import (
     Batch,
     Clip,
@@ -31,16 +31,8 @@ from tf_labeldp.gradients.layer_graph import TappedModel
 from tf_labeldp.gradients.masks import copied
 
 
-class LayerRecord(NamedTuple):
-    """A layer's rule and tensors in one backward pass."""
-
-    name: str
-    rule: Rule
-    taps: Taps
-
-
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Schedule:
     """The way to compute one layer's norms and sum."""
 
     # Forms all gradients once, for the norms and for the sum.
@@ -51,12 +43,12 @@ class Plan:
     chunk: int
 
 
-def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
-    """Returns a plan for each layer; kept gradients and working memory fit ``max_bytes``."""
-    plans: dict[int, Plan] = {}
+def make_schedules(calls: Sequence[LayerCall], max_bytes: int) -> list[Schedule]:
+    """Returns a schedule for each layer; kept gradients and working memory fit ``max_bytes``."""
+    schedules: dict[int, Schedule] = {}
     candidates: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
-    for place, (name, rule, taps) in enumerate(records):
+    for place, (name, rule, taps, _) in enumerate(calls):
         formed = rule.formed_bytes(taps)
         ghost = rule.norm_bytes(taps)
         if ghost is not None and ghost < formed:
@@ -76,67 +68,67 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
         reserve = max((size for other, (_, size) in work.items() if other != place), default=0)
         if needed + reserve <= left:
             left -= needed
-            plans[place] = Plan(keep=True, ghost=False, chunk=0)
+            schedules[place] = Schedule(keep=True, ghost=False, chunk=0)
     for place, (ghost_norm, size) in work.items():
-        if place not in plans:
-            plans[place] = Plan(keep=False, ghost=ghost_norm, chunk=max(1, left // size))
-    return [plans[place] for place in range(len(records))]
+        if place not in schedules:
+            schedules[place] = Schedule(keep=False, ghost=ghost_norm, chunk=max(1, left // size))
+    return [schedules[place] for place in range(len(calls))]
 
 
 def clipped_sums(
-    records: Sequence[LayerRecord], coefficients_of: Callable[[tf.Tensor], Any], max_bytes: int
+    calls: Sequence[LayerCall], coefficients_of: Callable[[tf.Tensor], Any], max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
     """Returns each layer's sum of gradients times coefficients, and the norms (groups,).
 
     ``coefficients_of`` maps the norms to coefficients (groups,).
     """
-    plans = make_plans(records, max_bytes)
+    schedules = make_schedules(calls, max_bytes)
     kept = [
-        record.rule.gradients(record.taps) if plan.keep else []
-        for record, plan in zip(records, plans, strict=True)
+        call.rule.gradients(call.taps) if schedule.keep else []
+        for call, schedule in zip(calls, schedules, strict=True)
     ]
     squares = [
-        squared_norms(gradients) if gradients else _norms_in_chunks(record, plan)
-        for record, plan, gradients in zip(records, plans, kept, strict=True)
+        squared_norms(gradients) if gradients else _norms_in_chunks(call, schedule)
+        for call, schedule, gradients in zip(calls, schedules, kept, strict=True)
     ]
     norms = tf.sqrt(tf.add_n(squares))
     coefficients = coefficients_of(norms)
     sums = []
-    for record, plan, gradients in zip(records, plans, kept, strict=True):
-        _, rule, taps = record
+    for call, schedule, gradients in zip(calls, schedules, kept, strict=True):
+        rule, taps = call.rule, call.taps
         if gradients:
             sums.append([weighted_sum(coefficients, part) for part in gradients])
         elif rule.forms_sum:
-            sums.append(_sum_in_chunks(record, plan, coefficients))
+            sums.append(_sum_in_chunks(call, schedule, coefficients))
         else:
             sums.append(rule.sum(taps, tf.repeat(coefficients, taps.group_size)))
     return sums, norms
 
 
-def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
-    """Returns the squared norms (groups,) of a layer, ``plan.chunk`` groups at a time."""
-    _, rule, taps = record
+def _norms_in_chunks(call: LayerCall, schedule: Schedule) -> tf.Tensor:
+    """Returns the squared norms (groups,) of a layer, ``schedule.chunk`` groups at a time."""
+    rule, taps = call.rule, call.taps
 
     def squares(tensors: Any) -> tf.Tensor:
         chunk = dataclasses.replace(taps, inputs=tensors[0], output_gradients=tensors[1])
-        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
+        return rule.squared_norms(chunk) if schedule.ghost else squared_norms(rule.gradients(chunk))
 
     whole = taps.inputs, taps.output_gradients
 
     def of_chunk(parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return squares(tf.nest.pack_sequence_as(whole, parts))
 
-    return by_chunks(of_chunk, tf.nest.flatten(whole), plan.chunk * taps.group_size)
+    return by_chunks(of_chunk, tf.nest.flatten(whole), schedule.chunk * taps.group_size)
 
 
-def _sum_in_chunks(record: LayerRecord, plan: Plan, coefficients: tf.Tensor) -> list[tf.Tensor]:
+def _sum_in_chunks(call: LayerCall, schedule: Schedule, coefficients: tf.Tensor) -> list[tf.Tensor]:
     """Returns the sum of a layer's gradients times coefficients (groups,), formed in chunks."""
-    _, rule, taps = record
+    rule, taps = call.rule, call.taps
     tensors = tf.nest.map_structure(
-        lambda part: in_chunks(part, plan.chunk * taps.group_size),
+        lambda part: in_chunks(part, schedule.chunk * taps.group_size),
         (taps.inputs, taps.output_gradients),
     )
-    factors = in_chunks(coefficients, plan.chunk)
+    factors = in_chunks(coefficients, schedule.chunk)
 
     def of_chunk(number: Any) -> list[tf.Tensor]:
         inputs, gradients = tf.nest.map_structure(lambda part: part[number], tensors)
@@ -155,17 +147,17 @@ def _sum_in_chunks(record: LayerRecord, plan: Plan, coefficients: tf.Tensor) -> 
     return sums
 
 
-def _by_weights(uses: Sequence[Use]) -> list[Use]:
-    """Returns uses of distinct weights: the norm of a sum is not the sum of norms."""
+def _by_weights(calls: Sequence[LayerCall]) -> list[LayerCall]:
+    """Returns calls of distinct weights: the norm of a sum is not the sum of norms."""
 
-    def weights(group: Sequence[Use]) -> set[int]:
-        return {id(variable) for use in group for variable in use.rule.variables}
+    def weights(group: Sequence[LayerCall]) -> set[int]:
+        return {id(variable) for call in group for variable in call.variables}
 
-    groups: list[list[Use]] = []
-    for use in uses:
-        joined = [group for group in groups if weights(group) & weights([use])]
-        groups = [group for group in groups if not weights(group) & weights([use])]
-        groups.append([*itertools.chain(*joined), use])
+    groups: list[list[LayerCall]] = []
+    for call in calls:
+        joined = [group for group in groups if weights(group) & weights([call])]
+        groups = [group for group in groups if not weights(group) & weights([call])]
+        groups.append([*itertools.chain(*joined), call])
     return [group[0] if len(group) == 1 else shared(group) for group in groups]
 
 
@@ -207,24 +199,21 @@ class GhostClipping:
         coordinates = {}
         if clip.coordinates is not None:
             coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
-        uses = [
-            Use(tap.rule, *tap.rule.factors(tap.inputs, tap.outputs, gradient))
-            for tap, gradient in zip(taps, batch.unscaled(gradients), strict=True)
-        ]
-        rules, records = [], []
-        for rule, inputs, products in _by_weights(uses):
-            own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-            own_taps = Taps(inputs, products, clip.group_size * rule.rows, own)
-            rules.append(rule)
-            records.append(LayerRecord(rule.layer.name, rule.rule, own_taps))
+        calls = []
+        backward = zip(taps, batch.unscaled(gradients), strict=True)
+        for call in _by_weights([tap.called(gradient) for tap, gradient in backward]):
+            own = [coordinates[id(v)] for v in call.variables] if coordinates else None
+            group_size = clip.group_size * call.taps.group_size
+            grouped = dataclasses.replace(call.taps, group_size=group_size, coordinates=own)
+            calls.append(call._replace(taps=grouped))
 
         sums, norms = clipped_sums(
-            records, lambda norms: clip.coefficients(norms, batch, outputs), max_bytes
+            calls, lambda norms: clip.coefficients(norms, batch, outputs), max_bytes
         )
         by_variable = {
             id(variable): gradient
-            for rule, gradients in zip(rules, sums, strict=True)
-            for variable, gradient in zip(rule.variables, gradients, strict=True)
+            for call, gradients in zip(calls, sums, strict=True)
+            for variable, gradient in zip(call.variables, gradients, strict=True)
         }
         unused = [v for v in variables if id(v) not in by_variable]
         by_variable |= {id(variable): tf.zeros(variable.shape) for variable in unused}

@@ -14,7 +14,14 @@ import tensorflow as tf
 import tf_labeldp.gradients._group_normalization
 import tf_labeldp.gradients._recurrent_rules  # noqa: F401
 from tf_labeldp.features.tables import symbolic_inputs
-from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, Steps, layer_rules, with_taps
+from tf_labeldp.gradients._layer_rules import (
+    LayerCall,
+    LayerRule,
+    NoRuleError,
+    TappedLayer,
+    Taps,
+    tapped_layer,
+)
 from tf_labeldp.gradients._row_by_row import RowByRow
 from tf_labeldp.gradients.masks import mask_of
 from tf_labeldp.gradients.model_checks import InspectedModel
@@ -28,9 +35,17 @@ _COMPOSITE = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 class Tap:
     """A rule with the tensors that its factors come from."""
 
+    # The name of the layer.
+    name: str
     rule: LayerRule
     inputs: Any
     outputs: Any
+
+    def called(self, output_gradients: Any) -> LayerCall:
+        """Returns the rule with its factors, given the gradients of ``outputs``."""
+        rule = self.rule
+        inputs, products = rule.factors(self.inputs, self.outputs, output_gradients)
+        return LayerCall(self.name, rule.rule, Taps(inputs, products, rule.rows), rule.variables)
 
 
 class TappedModel:
@@ -49,7 +64,7 @@ class TappedModel:
         inputs = symbolic_inputs(model)
         # Converts features as the model does.
         self._convert = keras.Model(inputs, inputs)
-        self._rules: dict[Any, tuple[Any, list[LayerRule]] | None] = {}
+        self._tapped: dict[Any, TappedLayer | None] = {}
         self._parts: dict[Any, tuple[dict[str, Any], list[Any]]] = {}
         self._rows: dict[Any, RowByRow] = {}
         specs = keras.tree.map_structure(
@@ -115,43 +130,37 @@ class TappedModel:
             return self._run(operation, keras.tree.flatten(arguments), taps)
         if type(operation) in _COMPOSITE and not _attends_to_the_batch(node):
             return self._called_in_parts(node, values, taps)
-        found = self._rules_of(node, values)
-        if found is None:
+        tapped = self._tapped_layer(node, values)
+        if tapped is None:
             return self._called_row_by_row(node, values, taps)
-        layer, rules = found
-        steps = rules[0].steps if rules else Steps()
         source = id(node.input_tensors[0]) if node.input_tensors else 0
-        if steps.first is not None:
-            values = {**values, source: _step(steps.first, values[source])}
-        if steps.inner is not None:
-            outputs = _step(steps.inner, values[source])
+        if tapped.first is not None:
+            values = {**values, source: _step(tapped.first, values[source])}
+        if tapped.inner is not None:
+            outputs = _step(tapped.inner, values[source])
         else:
-            outputs = _called(node, values, layer)
+            outputs = _called(node, values, tapped.layer)
         flat = keras.tree.flatten(outputs)
-        for rule in rules:
-            if rule.places is None:
-                taps.append(Tap(rule, values[source], flat[0]))
-            else:
-                taps.append(Tap(rule, *(flat[place] for place in rule.places)))
-        if layer is not node.operation:
+        for rule in tapped.rules:
+            own = (values[source], flat[0])
+            if rule.places is not None:
+                own = tuple(flat[place] for place in rule.places)
+            taps.append(Tap(operation.name, rule, *own))
+        if tapped.layer is not operation:
             inputs = values[source]
-            masks = node.operation.compute_mask(inputs, mask_of(inputs))
+            masks = operation.compute_mask(inputs, mask_of(inputs))
             flat[0]._keras_mask = keras.tree.flatten(masks)[0] if masks is not None else None
-        return outputs if steps.last is None else _step(steps.last, outputs)
+        return outputs if tapped.last is None else _step(tapped.last, outputs)
 
-    def _rules_of(self, node: Any, values: dict[int, Any]) -> tuple[Any, list[LayerRule]] | None:
-        """Returns a layer, with taps, and its rules; None if it has to run row by row."""
+    def _tapped_layer(self, node: Any, values: dict[int, Any]) -> TappedLayer | None:
+        """Returns a node's layer with its rules; None if it has to run row by row."""
         shape = tuple(values[id(node.input_tensors[0])].shape) if node.input_tensors else ()
         key = id(node.operation), shape[1:]
-        if key not in self._rules:
+        if key not in self._tapped:
             # Rules may make layers, which outlive the graph in which they are made.
             with tf.init_scope():
-                try:
-                    layer = with_taps(node.operation)
-                    self._rules[key] = layer, layer_rules(layer, (None, *shape[1:]))
-                except NoRuleError:
-                    self._rules[key] = None
-        return self._rules[key]
+                self._tapped[key] = tapped_layer(node.operation, (None, *shape[1:]))
+        return self._tapped[key]
 
     def _called_row_by_row(self, node: Any, values: dict[int, Any], taps: list[Tap]) -> list[Any]:
         tensors = [values[id(tensor)] for tensor in node.input_tensors]
@@ -164,7 +173,7 @@ class TappedModel:
         rows = self._rows[key]
         outputs, tap = rows([*tensors, *(mask for mask in masks if mask is not None)])
         if rows.variables:
-            taps.append(Tap(rows.layer_rule, *tap))
+            taps.append(Tap(node.operation.name, rows.layer_rule, *tap))
         return outputs
 
     def _called_in_parts(self, node: Any, values: dict[int, Any], taps: list[Tap]) -> list[Any]:
