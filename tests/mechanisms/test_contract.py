@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from mechanism_cases import PUBLIC, needing
 from numeric_cases import MECHANISMS
 from slow_cases import with_slow
 
@@ -168,14 +169,19 @@ def resampling(epsilon):
     return ClusterRandomizedResponse(4, 0.05, 4.0, draw_epsilon=epsilon).draw
 
 
+OF_CLASSES = needing("epsilon", "num_classes")
+OF_NUMBERS = needing("epsilon", "low", "high")
 MEMBERS = {
-    "RandomizedResponse": Member(lambda e: RandomizedResponse(e, 4)),
-    "ProjectiveGeometryResponse": Member(lambda e: ProjectiveGeometryResponse(e, 4)),
+    **{
+        name: Member(lambda e, kind=kind: kind(e, 4), PRIOR if kind.public_input else None)
+        for name, kind in OF_CLASSES.items()
+    },
+    **{
+        name: Member(lambda e, kind=kind: kind(e, 0, 8), None, RANGE)
+        for name, kind in OF_NUMBERS.items()
+    },
     "RRTopK": Member(lambda e: RRTopK(e, 4, 2), PRIOR),
-    "RRWithPrior": Member(lambda e: RRWithPrior(e, 4), PRIOR),
-    "InformativeRR": Member(lambda e: InformativeRR(e, 4), PRIOR),
     "PriorResampling": Member(resampling, PRIOR),
-    "ALIBI": Member(lambda e: ALIBI(e, 4)),
     "ALIBI, gaussian": Member(lambda e: ALIBI(e, 4, 1e-5, "gaussian"), delta=1e-5),
     "PeerToPeerRandomizedResponse": Member(
         lambda e: PeerToPeerRandomizedResponse(e, 0.4, 0.5, 10),
@@ -189,10 +195,6 @@ MEMBERS = {
     "optimal_unbiased": Member(
         lambda e: mechanisms.optimal_unbiased((0, 4, 8), (0.5, 0.3, 0.2), e), None, RANGE
     ),
-    **{
-        name: Member(lambda e, kind=kind: kind(e, 0, 8), None, RANGE)
-        for name, kind in MECHANISMS.items()
-    },
     "HistogramMechanism": Member(lambda e: HistogramMechanism(e, 4)),
     "HistogramMechanism of groups": Member(lambda e: HistogramMechanism(e, 4), LABELS),
     "LabelMomentMechanism": Member(
@@ -219,12 +221,10 @@ def member(request):
 
 
 def test_every_mechanism_is_in_the_table():
-    kinds = (mechanisms.ClassificationMechanism, mechanisms.RegressionMechanism)
-    kinds = (*kinds, mechanisms.AggregateMechanism, ALIBI, PeerToPeerRandomizedResponse)
-    found = [getattr(mechanisms, name) for name in mechanisms.__all__]
-    public = {one for one in found if isinstance(one, type) and issubclass(one, kinds)}
-    here = {type(each.make(1.0)) for each in MEMBERS.values()}
-    assert {one for one in public if not one.__abstractmethods__} <= here
+    """One with other arguments needs a member of its own."""
+    assert set(PUBLIC.values()) <= {type(each.make(1.0)) for each in MEMBERS.values()}
+    assert {"RandomizedResponse", "RRWithPrior", "ALIBI"} <= OF_CLASSES.keys()
+    assert OF_NUMBERS == MECHANISMS
 
 
 @pytest.mark.holds("mechanisms.Mechanism")
@@ -309,9 +309,8 @@ def of_range(kind, low, high, **options):
 
 
 def kinds_of_ranges():
-    for name in mechanisms.__all__:
-        kind = getattr(mechanisms, name)
-        if inspect.isclass(kind) and {"low", "high"} <= set(inspect.signature(kind).parameters):
+    for kind in PUBLIC.values():
+        if {"low", "high"} <= set(inspect.signature(kind).parameters):
             has_metric = "metric" in inspect.signature(kind).parameters
             metrics = ["mse", "mae"] * has_metric + ["mean"] * (kind is MetricMechanism)
             yield from [(kind, {"metric": metric}) for metric in metrics] or [(kind, {})]
