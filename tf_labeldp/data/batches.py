@@ -210,16 +210,12 @@ class OutputLabels:
         """
         if columns is not None:
             return _labels_of_columns(labels, columns)
-        # A list of arrays may be rows of labels.
-        kinds = (PrivateLabels, np.ndarray) if isinstance(labels, tuple) else (PrivateLabels,)
-        is_sequence = isinstance(labels, (list, tuple))
-        is_several = is_sequence and any(isinstance(part, kinds) for part in labels)
-        if not isinstance(labels, dict) and not is_several:
-            return _labels_of_one(labels)
         if isinstance(labels, dict):
             parts: Any = {name: _labels_of_one(part) for name, part in labels.items()}
-        else:
+        elif _are_of_outputs(labels):
             parts = tuple(map(_labels_of_one, labels))
+        else:
+            return _labels_of_one(labels)
         flat = tf.nest.flatten(parts)
         if not flat:
             raise ValueError("expected labels for each output, got none. Give a dict of vaults.")
@@ -228,27 +224,7 @@ class OutputLabels:
                 "expected vaults for all outputs, or arrays for all, got both. Put every array "
                 "into a PrivateLabels, which counts its uses."
             )
-        vaults = [part.vault for part in flat if part.vault is not None]
-        people = {vault.label_set.people for vault in vaults} - {None}
-        if len(people) > 1:
-            raise ValueError(
-                "expected labels of the same examples for all outputs, got vaults of the "
-                f"populations {sorted(people)}. Give them one name in people=."
-            )
-        for vault in vaults:
-            same = [other for other in vaults if other.label_set.name == vault.label_set.name]
-            if any(not np.array_equal(other.indices, vault.indices) for other in same):
-                raise ValueError(
-                    "expected labels of the same examples for all outputs, got different parts "
-                    "of one vault. Give one part."
-                )
-            of_one_size = [each for each in vaults if each.label_set.size == vault.label_set.size]
-            if any(not np.array_equal(other.indices, vault.indices) for other in of_one_size):
-                # The cost is for the labels of one row, and a person in two rows has twice.
-                _validate.warn(
-                    "row i of each output must be the same example, and these vaults of equal size "
-                    "have different rows. Split them by the same held_out=."
-                )
+        _check_same_examples([part.vault for part in flat if part.vault is not None])
         return parts
 
     @staticmethod
@@ -339,6 +315,40 @@ class _OneAhead:
         self._waiting.clear()
         self._waiting[now + 1] = submit(self._function, now + 1)
         return ready.result()
+
+
+def _are_of_outputs(labels: Any) -> bool:
+    """Returns whether a sequence has the labels of several outputs."""
+    # A list of arrays may be rows of labels.
+    kinds = (PrivateLabels, np.ndarray) if isinstance(labels, tuple) else PrivateLabels
+    is_sequence = isinstance(labels, (list, tuple))
+    return is_sequence and any(isinstance(part, kinds) for part in labels)
+
+
+def _check_same_examples(vaults: list[PrivateLabels]) -> None:
+    """Raises, or warns, if row i is not the same example in the vaults of all outputs.
+
+    The cost is for the labels of one row: that of a person with different rows would be twice as
+    large.
+    """
+    people = {vault.label_set.people for vault in vaults} - {None}
+    if len(people) > 1:
+        raise ValueError(
+            "expected labels of the same examples for all outputs, got vaults of the "
+            f"populations {sorted(people)}. Give them one name in people=."
+        )
+    for vault in vaults:
+        others = [other for other in vaults if not np.array_equal(other.indices, vault.indices)]
+        if any(other.label_set.name == vault.label_set.name for other in others):
+            raise ValueError(
+                "expected labels of the same examples for all outputs, got different parts "
+                "of one vault. Give one part."
+            )
+        if any(other.label_set.size == vault.label_set.size for other in others):
+            _validate.warn(
+                "row i of each output must be the same example, and these vaults of equal size "
+                "have different rows. Split them by the same held_out=."
+            )
 
 
 def _labels_of_one(labels: Any) -> OutputLabels:

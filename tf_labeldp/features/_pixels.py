@@ -49,7 +49,7 @@ class Front:
     """
 
     shape: tuple[int, ...]
-    size: tuple[int, int] | None = None
+    size: tuple[int, ...] | None = None
     is_grey: bool = False
     kernel: tuple[tuple[float, ...], ...] | None = None
     bias: tuple[float, ...] = ()
@@ -105,49 +105,16 @@ def front_of(
         TypeError: texts where the model takes numbers.
         ValueError: inputs that do not fit the model, or pixels in another or an unknown range.
     """
-    expected = _input_shape(model)
-    is_array = isinstance(first, np.ndarray) and not first.dtype.names
-    if expected is None or symbolic_inputs(model).dtype == "string":
-        return None, None
-    if isinstance(first, list) or (is_array and first.dtype.kind not in "biuf"):
-        raise TypeError(
-            f"expected numbers for the encoder {name!r}, got texts or objects. Give a function "
-            "that turns them into its features."
-        )
-    if not is_array:
+    expected = _image_shape(model, first, name)
+    if expected is None:
         return None, None
     rows = first.shape[1:]
-    if len(expected) == 3 == first.ndim and expected[2] == first.shape[2] <= _MOST_CHANNELS:
-        raise ValueError(
-            f"expected images of shape {_words(expected)} for the encoder {name!r}, got one of "
-            f"shape {first.shape}. {RESHAPE}"
-        )
-    if len(expected) != 3 or len(rows) not in (2, 3):
-        if len(rows) != len(expected) or any(
-            side not in (None, found) for side, found in zip(expected, rows, strict=True)
-        ):
-            raise ValueError(
-                f"expected inputs of shape {_words(expected)} for the encoder {name!r}, got "
-                f"{_words(rows)}. Reshape them."
-            )
-        return None, None
     channels = rows[2] if len(rows) == 3 else 1
     is_grey = _check_channels(rows, channels, expected[2], name)
-    if size is not None:
-        pair = (size, size) if isinstance(size, (int, np.integer)) else tuple(size)
-        own = tuple(_validate.integer_at_least("size", side, 1) for side in pair)
-    else:
-        own = tuple(
-            found if side is None else side
-            for side, found in zip(expected[:2], rows[:2], strict=True)
-        )
-    if any(side not in (None, found) for side, found in zip(expected[:2], own, strict=True)):
-        raise ValueError(
-            f"expected size={expected[:2]} for the encoder {name!r}, got {own}. Leave size out."
-        )
+    own = _size_for(expected[:2], rows[:2], size, name)
     found, ends = _range_of(blocks)
     kernel, bias = _mapping(model, found, ends, pixel_range, expected[2] or channels, name)
-    resized = (own[0], own[1]) if own != rows[:2] else None
+    resized = own if own != rows[:2] else None
     if resized and size is None and pixel_range is None:
         _validate.warn(
             f"the images are {rows[0]} x {rows[1]} and the encoder {name!r} takes {own[0]} x "
@@ -155,6 +122,56 @@ def front_of(
         )
     front = Front(tuple(rows), resized, is_grey, kernel, bias)
     return None if front == Front(tuple(rows)) and len(rows) == 3 else front, found
+
+
+def _image_shape(model: Any, first: Any, name: str) -> tuple[Any, ...] | None:
+    """Returns height, width and channels of a model of images, whose first raw rows these are.
+
+    Sides that may be any are None. The result is None for other models and inputs, which need no
+    layers in front; raises if the model can't take them.
+    """
+    expected = _input_shape(model)
+    if expected is None or symbolic_inputs(model).dtype == "string":
+        return None
+    is_array = isinstance(first, np.ndarray) and not first.dtype.names
+    if isinstance(first, list) or (is_array and first.dtype.kind not in "biuf"):
+        raise TypeError(
+            f"expected numbers for the encoder {name!r}, got texts or objects. Give a function "
+            "that turns them into its features."
+        )
+    if not is_array:
+        return None
+    if len(expected) == 3 == first.ndim and expected[2] == first.shape[2] <= _MOST_CHANNELS:
+        raise ValueError(
+            f"expected images of shape {_words(expected)} for the encoder {name!r}, got one of "
+            f"shape {first.shape}. {RESHAPE}"
+        )
+    rows = first.shape[1:]
+    if len(expected) == 3 and len(rows) in (2, 3):
+        return expected
+    if not _fits(expected, rows):
+        raise ValueError(
+            f"expected inputs of shape {_words(expected)} for the encoder {name!r}, got "
+            f"{_words(rows)}. Reshape them."
+        )
+    return None
+
+
+def _size_for(
+    expected: tuple[Any, ...], found: tuple[int, ...], size: Any, name: str
+) -> tuple[int, ...]:
+    """Returns height and width for a model that takes ``expected``: a caller's, or its own."""
+    if size is None:
+        return tuple(
+            own if side is None else side for side, own in zip(expected, found, strict=True)
+        )
+    pair = (size, size) if isinstance(size, (int, np.integer)) else tuple(size)
+    own = tuple(_validate.integer_at_least("size", side, 1) for side in pair)
+    if not _fits(expected, own):
+        raise ValueError(
+            f"expected size={expected} for the encoder {name!r}, got {own}. Leave size out."
+        )
+    return own
 
 
 def check_rows(network: Any, rows: Any, fitted: tuple[float, float] | None) -> None:
@@ -168,9 +185,7 @@ def check_rows(network: Any, rows: Any, fitted: tuple[float, float] | None) -> N
     expected = _input_shape(network)
     if expected is None or not isinstance(rows, np.ndarray) or rows.dtype.kind not in "biuf":
         return
-    if rows.ndim != len(expected) + 1 or any(
-        side not in (None, found) for side, found in zip(expected, rows.shape[1:], strict=True)
-    ):
+    if not _fits(expected, rows.shape[1:]):
         raise ValueError(
             f"expected inputs of shape {_words(expected)}, as in fit, got {rows.shape}. Reshape "
             "them; images[np.newaxis] is one image."
@@ -222,6 +237,13 @@ def _input_shape(model: Any) -> tuple[Any, ...] | None:
     inputs = symbolic_inputs(model)
     is_one = inputs is not None and not isinstance(inputs, (dict, list, tuple))
     return tuple(inputs.shape[1:]) if is_one else None
+
+
+def _fits(expected: tuple[Any, ...], found: tuple[int, ...]) -> bool:
+    """Returns whether a shape is the expected one, where None stands for any side."""
+    return len(expected) == len(found) and all(
+        side in (None, own) for side, own in zip(expected, found, strict=True)
+    )
 
 
 def _words(shape: tuple[Any, ...]) -> str:

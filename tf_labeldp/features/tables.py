@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -86,47 +88,31 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     dtype = str(column.dtype) if isinstance(column, Typed) else ""
     of_pandas = dtype.startswith(("category", "dictionary"))
     is_category = of_pandas or Column.is_dictionary(column)
-    if isinstance(column, (list, tuple)) and any(isinstance(entry, str) for entry in column):
-        column = _objects(list(column))  # NumPy would turn its numbers into texts
-    column = column.astype(object) if of_pandas else column
-    array = np.asarray(column) if isinstance(column, (list, tuple)) else Column.array_of(column)
+    array = _as_array(column.astype(object) if of_pandas else column)
+    if array.dtype.kind == "S" and array.ndim == 1:
+        array = np.char.decode(array)
     kind = array.dtype.kind
     if array.ndim != 1 or kind in "biuf":
         return array
     if kind in "Mm":
         return _days(array)
-    if kind == "S":
-        array = np.char.decode(array)
-    if array.dtype.kind == "U" and not np.isin(array, MISSING_WORDS).any():
+    if kind == "U" and not np.isin(array, MISSING_WORDS).any():
         return array
-    if array.dtype.kind not in "OU":
+    if kind not in "OU":
         raise TypeError(
             f"column {name!r} must be numbers or text, got dtype {array.dtype}. Convert it."
         )
-    entries = array.tolist()
-    if set(map(type, entries)) <= _TEXTS_AND_MISSING and (texts := _texts(array)) is not None:
+    if (texts := _texts(array)) is not None:
         return texts
-    entries = [entry.decode() if isinstance(entry, bytes) else entry for entry in entries]
-    is_missing = np.fromiter(map(_is_missing, entries), bool, len(entries))
-    present = [entry for entry, missing in zip(entries, is_missing, strict=True) if not missing]
-    types = set(map(type, present))
-    if _are(types, (numbers.Real, Decimal, np.bool_)) and not is_category:
-        if is_missing.any() or not _are(types, (numbers.Integral, np.bool_)):
-            return _filled(np.nan, is_missing, present, np.float64)
-        return np.array(present, np.int64)
-    if _are(types, datetime.date):
-        present = [_without_zone(entry) for entry in present]
-        return _days(_filled("NaT", is_missing, present, "datetime64[us]"))
-    if _are(types, datetime.timedelta):
-        return _days(_filled("NaT", is_missing, present, "timedelta64[us]"))
-    texts_and_numbers = (str, numbers.Real, Decimal, np.bool_)
-    if not _are(types, texts_and_numbers):
-        other = next(t for t in types if not issubclass(t, texts_and_numbers))
-        raise TypeError(
-            f"column {name!r} must be numbers, text or dates, got {other.__module__}."
-            f"{other.__name__}. Convert it, or leave it out."
-        )
-    return _filled("", is_missing, list(map(str, present)), object)
+    return _Entries.of(array).column(name, is_category)
+
+
+def _as_array(column: Any) -> np.ndarray:
+    if not isinstance(column, (list, tuple)):
+        return Column.array_of(column)
+    # NumPy would turn numbers next to texts into texts.
+    has_texts = any(isinstance(entry, str) for entry in column)
+    return _objects(list(column)) if has_texts else np.asarray(column)
 
 
 def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dict[str, np.ndarray]:
@@ -290,15 +276,13 @@ def _is_number(values: np.ndarray) -> bool:
     return values.dtype.kind in "biuf"
 
 
-def _are(types: set[type], kinds: Any) -> bool:
-    return all(issubclass(each, kinds) for each in types)
-
-
 def _texts(array: np.ndarray) -> np.ndarray | None:
-    """Returns texts, None and NaN (n,) with empty texts for missing ones, if some are not missing.
+    """Returns texts (n,), empty where missing; None for other entries, or if all are missing.
 
     A column of millions of entries is compared as a whole: one by one they took minutes.
     """
+    if not set(map(type, array.tolist())) <= _TEXTS_AND_MISSING:
+        return None
     texts = array.astype(object)
     texts[(texts != texts) | np.equal(texts, np.array(None, object))] = ""
     words = set(texts.tolist())
@@ -317,10 +301,76 @@ def _is_missing(entry: Any) -> bool:
     return isinstance(entry, (float, np.floating, Decimal)) and entry != entry
 
 
-def _filled(missing: Any, is_missing: np.ndarray, present: list[Any], dtype: Any) -> np.ndarray:
-    found = np.full(is_missing.shape, missing, dtype)
-    found[~is_missing] = _objects(present) if dtype is object else np.array(present, dtype)
-    return found
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Entries:
+    """The entries of a column of objects.
+
+    Attributes:
+        present: those that are not missing, in their order.
+        is_missing: ``bool`` (n,).
+    """
+
+    present: list[Any]
+    is_missing: np.ndarray
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _Entries:
+        entries = [
+            entry.decode() if isinstance(entry, bytes) else entry for entry in array.tolist()
+        ]
+        is_missing = np.fromiter(map(_is_missing, entries), bool, len(entries))
+        present = [entry for entry, missing in zip(entries, is_missing, strict=True) if not missing]
+        return cls(present, is_missing)
+
+    def are(self, kinds: Any) -> bool:
+        return all(issubclass(each, kinds) for each in self._types)
+
+    @functools.cached_property
+    def _types(self) -> set[type]:
+        return set(map(type, self.present))
+
+    def column(self, name: Any, is_category: bool) -> np.ndarray:
+        """Returns the column (n,); numbers of a category type are read as texts."""
+        for kinds, read in _READERS:
+            if self.are(kinds) and not (is_category and kinds is _NUMBERS):
+                return read(self)
+        other = next(each for each in self._types if not issubclass(each, _WORDS))
+        raise TypeError(
+            f"column {name!r} must be numbers, text or dates, got {other.__module__}."
+            f"{other.__name__}. Convert it, or leave it out."
+        )
+
+    def numeric(self) -> np.ndarray:
+        if self.are((numbers.Integral, np.bool_)) and not self.is_missing.any():
+            return np.array(self.present, np.int64)
+        return self._filled(np.nan, np.array(self.present, np.float64))
+
+    def dates(self) -> np.ndarray:
+        # NumPy takes no time with a zone.
+        days = [_without_zone(entry) for entry in self.present]
+        return _days(self._filled("NaT", np.array(days, "datetime64[us]")))
+
+    def durations(self) -> np.ndarray:
+        return _days(self._filled("NaT", np.array(self.present, "timedelta64[us]")))
+
+    def texts(self) -> np.ndarray:
+        return self._filled("", _objects(list(map(str, self.present))))
+
+    def _filled(self, missing: Any, present: np.ndarray) -> np.ndarray:
+        found = np.full(self.is_missing.shape, missing, present.dtype)
+        found[~self.is_missing] = present
+        return found
+
+
+_NUMBERS = (numbers.Real, Decimal, np.bool_)
+_WORDS = (str, *_NUMBERS)
+_READERS: tuple[tuple[Any, Callable[[_Entries], np.ndarray]], ...] = (
+    (_NUMBERS, _Entries.numeric),
+    (datetime.date, _Entries.dates),
+    (datetime.timedelta, _Entries.durations),
+    (_WORDS, _Entries.texts),
+)
+"""How a column of objects is read, by the types of its present entries: the first that fits all."""
 
 
 def _objects(entries: list[Any]) -> np.ndarray:

@@ -93,20 +93,7 @@ def read_targets(
         array, spread = _likelihoods_of(noisy, array)
     elif noisy is not None and (kind == "posterior" or array.ndim == 2):
         array = noisy.posterior()
-    if noisy is not None and noisy.receipts and num_rows == noisy.receipts[-1].labels.size:
-        # Refuses all images with the labels of a part, which counts its examples from 0.
-        noisy.rows_among({(num_rows,)})
-    if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
-        raise ValueError(
-            f"expected one label per image, got {num_rows} images and labels of shape "
-            f"{array.shape}. Use -1 for an image without, or the NoisyLabels of these images."
-        )
-    if noisy is not None and noisy.are_sets and array.ndim == 1:
-        raise ValueError(
-            f"expected noisy labels that are classes, got those of "
-            f"{type(noisy.mechanism).__name__}. Draw RandomizedResponse, or give FixMatch no "
-            "clusters and no compiled loss."
-        )
+    _check_examples(noisy, rows, array, num_rows)
     if clusters is not None:
         if array.ndim != 1 or len(rows) != num_rows:
             raise ValueError(
@@ -130,6 +117,26 @@ def read_targets(
     # Receipts of priors alone do not cover a draw.
     is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
     return Targets(rows, targets, weights, noisy, public, is_counted, of_all)
+
+
+def _check_examples(
+    noisy: NoisyLabels | None, rows: np.ndarray, array: np.ndarray, num_rows: int
+) -> None:
+    """Raises unless labels (m, ...) are classes or rows of the examples that ``rows`` names."""
+    if noisy is not None and noisy.receipts and num_rows == noisy.receipts[-1].labels.size:
+        # Refuses all images with the labels of a part, which counts its examples from 0.
+        noisy.rows_among({(num_rows,)})
+    if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
+        raise ValueError(
+            f"expected one label per image, got {num_rows} images and labels of shape "
+            f"{array.shape}. Use -1 for an image without, or the NoisyLabels of these images."
+        )
+    if noisy is not None and noisy.are_sets and array.ndim == 1:
+        raise ValueError(
+            f"expected noisy labels that are classes, got those of "
+            f"{type(noisy.mechanism).__name__}. Draw RandomizedResponse, or give FixMatch no "
+            "clusters and no compiled loss."
+        )
 
 
 def _likelihoods_of(noisy: NoisyLabels, array: np.ndarray) -> tuple[np.ndarray, float]:
