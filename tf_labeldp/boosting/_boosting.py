@@ -25,7 +25,7 @@ from tf_labeldp.accounting import (
 from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._coded_table import CodedTable
 from tf_labeldp.boosting._ensemble import Ensemble
-from tf_labeldp.boosting._lightgbm import Task
+from tf_labeldp.boosting._lightgbm import TreeInputs
 from tf_labeldp.boosting._start import Start
 from tf_labeldp.boosting._targets import TableLabels, check_loss
 from tf_labeldp.features.estimator import (
@@ -54,7 +54,7 @@ _LEAST_SIGNAL = 20.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Plan:
+class _Prepared:
     """A fit before its draw: all but the labels is public."""
 
     public: PublicInput[Any]  # features, class_weight and sample_weight
@@ -200,25 +200,25 @@ class PrivateBoosting(Head):
                 earlier fit of this process used these rows with an array of labels.
         """
         _lightgbm.load()
-        plan = self._plan(X, y, sample_weight)
-        drawn = self._drawn(plan)
-        labels, table = drawn.labels, plan.table.take(drawn.labels.places)
+        prepared = self._prepared(X, y, sample_weight)
+        drawn = self._drawn(prepared)
+        labels, table = drawn.labels, prepared.table.take(drawn.labels.places)
         target = labels.target(self.loss, drawn.begin)
         if target.constant.size == 1:
-            table = table.with_means(plan.features, labels, int(self.seed))
-        task = Task(
+            table = table.with_means(prepared.features, labels, int(self.seed))
+        inputs = TreeInputs(
             table,
             target,
             labels.weights,
             int(self.max_trees),
             seed=int(self.seed) % 2**31,
-            monotonic=plan.monotonic,
+            monotonic=prepared.monotonic,
             threads=self.n_jobs or 0,
         )
-        self._keep(plan, drawn, task, Ensemble.grow(task))
+        self._keep(prepared, drawn, inputs, Ensemble.grow(inputs))
         return self
 
-    def _plan(self, X: Any, y: Any, sample_weight: Any) -> _Plan:
+    def _prepared(self, X: Any, y: Any, sample_weight: Any) -> _Prepared:
         _validate.integer_at_least("max_trees", self.max_trees, 1)
         _validate.one_of("loss", self.loss, ("squared_error", "poisson"))
         _validate.integer_at_least("seed", self.seed, 0)
@@ -245,7 +245,7 @@ class PrivateBoosting(Head):
         # A start that can't read the features fails before the draw.
         outputs = None if start is None else start.outputs(features)
         weights = Column.relative_weights(sample_weight, table.rows.shape[0])
-        return _Plan(
+        return _Prepared(
             public.with_value((features, class_weight, sample_weight)),
             source if noisy is None else _checked_noisy(noisy),
             kind,
@@ -256,22 +256,22 @@ class PrivateBoosting(Head):
             outputs,
         )
 
-    def _drawn(self, plan: _Plan) -> _Drawn:
+    def _drawn(self, prepared: _Prepared) -> _Drawn:
         """Draws the noisy labels, unless they are given."""
-        source, kind, start = plan.labels, plan.kind, plan.start
+        source, kind, start = prepared.labels, prepared.kind, prepared.start
         places: Any = slice(None)
         receipts: tuple[Receipt, ...]
         if isinstance(source, NoisyLabels):
             noisy = source
-            receipts = Receipts.merged(plan.public.receipts, public_input(noisy).receipts)
-            places = noisy.rows_among({plan.table.rows.shape[:1]})
+            receipts = Receipts.merged(prepared.public.receipts, public_input(noisy).receipts)
+            places = noisy.rows_among({prepared.table.rows.shape[:1]})
             if start is not None and noisy.shift is not None:
                 kind = Numbers(*start.model._label_range)  # Not that of the residuals.
         else:
-            features, class_weight, sample_weight = plan.public.value
-            number = plan.table.rows.shape[0]
+            features, class_weight, sample_weight = prepared.public.value
+            number = prepared.table.rows.shape[0]
             _validate.one_label_per_row(number, len(source.vault))
-            used = number if plan.weights is None else int(np.count_nonzero(plan.weights))
+            used = number if prepared.weights is None else int(np.count_nonzero(prepared.weights))
             self._check_worth(used, kind)
             class_weights(class_weight, kind.class_values, None)
 
@@ -285,23 +285,27 @@ class PrivateBoosting(Head):
                 return drawn
 
             digests = FeatureRows(features).digests()
-            noisy, receipts = source.randomize(plan.public, digests, self._family_of_clones(), draw)
+            noisy, receipts = source.randomize(
+                prepared.public, digests, self._family_of_clones(), draw
+            )
         begin = None
         if start is not None:
             # The shift has the numbers of a head that was released with these labels.
             shift: Any = noisy.shift
-            outputs = shift[:, np.newaxis] if plan.outputs is None else plan.outputs
+            outputs = shift[:, np.newaxis] if prepared.outputs is None else prepared.outputs
             outputs = outputs[places]
             start.check_shift(noisy, outputs)
             begin = start.scores(outputs, np)
-        weights = None if plan.weights is None else plan.weights[places]
+        weights = None if prepared.weights is None else prepared.weights[places]
         return _Drawn(TableLabels(noisy, kind, places, weights), receipts, start, begin)
 
-    def _keep(self, plan: _Plan, drawn: _Drawn, task: Task, ensemble: Ensemble) -> None:
+    def _keep(
+        self, prepared: _Prepared, drawn: _Drawn, inputs: TreeInputs, ensemble: Ensemble
+    ) -> None:
         """Sets all fitted attributes."""
-        features, class_weight, sample_weight = plan.public.value
-        kind, coder = drawn.labels.kind, task.table.coder
-        weights_of_classes = class_weights(class_weight, kind.class_values, task.target.shares)
+        features, class_weight, sample_weight = prepared.public.value
+        kind, coder = drawn.labels.kind, inputs.table.coder
+        weights_of_classes = class_weights(class_weight, kind.class_values, inputs.target.shares)
         importances = ensemble.importances()
         self._ensemble = ensemble
         self.shape_weights_ = ensemble.shape_weights
@@ -314,7 +318,7 @@ class PrivateBoosting(Head):
         self.classes_: Any = kind.class_values
         self._label_range = kind.label_range
         self._class_weights = weights_of_classes
-        self._remember_columns(FeatureRows(features).columns, task.table.rows.shape[1])
+        self._remember_columns(FeatureRows(features).columns, inputs.table.rows.shape[1])
         ensemble.warn_if_unclear()
 
     def predict(self, X: Public[Any]) -> np.ndarray:

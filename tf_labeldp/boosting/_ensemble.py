@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.boosting._lightgbm import Fold, Grown, Task
+from tf_labeldp.boosting._lightgbm import Fold, Grown, TreeInputs
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._trees import Trees
 
@@ -38,10 +38,10 @@ class Ensemble:
     gain_stddev: float
 
     @classmethod
-    def grow(cls, task: Task) -> Ensemble:
-        models, held_out, scores = _grown(task)
-        target = task.target
-        loss, weights = target.loss.take(held_out), task.weights_of(held_out)
+    def grow(cls, inputs: TreeInputs) -> Ensemble:
+        models, held_out, scores = _grown(inputs)
+        target = inputs.target
+        loss, weights = target.loss.take(held_out), inputs.weights_of(held_out)
         shape_weights, shift, gain, stddev = _stacked(loss, scores, weights, target.variance)
         return cls(models, shape_weights, target.constant + shift, gain, stddev)
 
@@ -86,23 +86,23 @@ class Ensemble:
         ]
 
 
-def _grown(task: Task) -> tuple[list[list[Grown]], np.ndarray, np.ndarray]:
+def _grown(inputs: TreeInputs) -> tuple[list[list[Grown]], np.ndarray, np.ndarray]:
     """Returns models by shape and fold, the held-out rows, and their scores (shapes, m, C)."""
     # LightGBM refuses a part whose weights are all zero.
-    used = np.arange(task.table.rows.shape[0])
-    used = used if task.weights is None else used[task.weights > 0.0]
+    used = np.arange(inputs.table.rows.shape[0])
+    used = used if inputs.weights is None else used[inputs.weights > 0.0]
     size = len(used)
-    parts = np.array_split(np.random.default_rng(task.seed).permutation(used), _FOLDS)
+    parts = np.array_split(np.random.default_rng(inputs.seed).permutation(used), _FOLDS)
     parts = parts[: int(np.clip(_FOLDS * _ROWS_FOR_ALL_FOLDS // size, 1, _FOLDS))]
     members: list[list[Grown]] = [[] for _ in _SHAPES]
     scores: list[list[np.ndarray]] = [[] for _ in _SHAPES]
     with Progress("Growing trees", len(parts) * len(_SHAPES) * size) as progress:
         for part in parts:
             held_out = np.sort(part)
-            fold = Fold(task, np.setdiff1d(used, held_out, assume_unique=True), held_out)
+            fold = Fold(inputs, np.setdiff1d(used, held_out, assume_unique=True), held_out)
             for shape, (leaves, rate) in enumerate(_SHAPES):
                 members[shape].append(fold.grow(leaves, rate))
-                scores[shape].append(members[shape][-1].scores(task.table.rows[held_out]))
+                scores[shape].append(members[shape][-1].scores(inputs.table.rows[held_out]))
                 progress.advance(size)
     rows = np.concatenate([np.sort(part) for part in parts])
     return members, rows, np.stack([np.concatenate(found) for found in scores])

@@ -77,7 +77,7 @@ class Grown:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Task:
+class TreeInputs:
     """The public inputs of all models of one fit."""
 
     table: CodedTable
@@ -120,18 +120,18 @@ class Task:
 class Fold:
     """The rows on which trees grow, and other rows, whose loss ends their growth."""
 
-    task: Task
+    inputs: TreeInputs
     train: np.ndarray
     held_out: np.ndarray
 
     def grow(self, leaves: int, rate: float) -> Grown:
         """Returns trees that boost the scores of the loss, whose derivatives are the objective."""
-        task, lightgbm, target = self.task, load(), self.task.target
+        inputs, lightgbm, target = self.inputs, load(), self.inputs.target
         outputs = target.loss.start.shape[1]
         loss, other_loss = target.loss.take(self.train), target.loss.take(self.held_out)
 
         def weighted(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            if (weights := task.weights_of(rows)) is None:
+            if (weights := inputs.weights_of(rows)) is None:
                 return values
             return values * weights.reshape(-1, *[1] * (values.ndim - 1))
 
@@ -157,10 +157,10 @@ class Fold:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightgbm")
             booster = lightgbm.train(
-                settings | task.settings,
-                task.binned.subset(self.train),
-                task.max_trees,
-                valid_sets=[task.binned.subset(self.held_out)],
+                settings | inputs.settings,
+                inputs.binned.subset(self.train),
+                inputs.max_trees,
+                valid_sets=[inputs.binned.subset(self.held_out)],
                 feval=held_out_loss,
                 callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
             )

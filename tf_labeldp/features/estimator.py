@@ -149,6 +149,14 @@ class Estimator(BaseEstimator):
             self.feature_names_in_ = np.array(columns, dtype=object)
             self.n_features_in_ = len(columns)
 
+    def _set_fitted(self, columns: tuple[str, ...] | None, width: int, **attributes: Any) -> None:
+        """Replaces all fitted attributes: none that this fit lacks is left of an earlier one."""
+        for name in [name for name in vars(self) if name.endswith("_") and name[0] != "_"]:
+            delattr(self, name)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self._remember_columns(columns, width)
+
     def _known_columns(self) -> tuple[str, ...] | None:
         names = getattr(self, "feature_names_in_", None)
         return None if names is None else tuple(names)

@@ -194,7 +194,7 @@ class _HeldOut:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Plan:
+class _ChosenFit:
     """A fit that is chosen and not begun."""
 
     inputs: _Inputs
@@ -240,6 +240,9 @@ class _FrontDoor(Head):
     insecure_seed: int | None
     model: Public[Any] = None
     class_weight: Public[Any] = None
+    head_: Any
+    choice_: Choice
+    evaluation_: Evaluation
     _takes_tables = True
     _methods: ClassVar[tuple[str, ...]] = ("auto", "head", "boosting")
     _boosts_a_head: ClassVar[bool] = False  # whether its trees start from a head
@@ -280,13 +283,13 @@ class _FrontDoor(Head):
         is_own = not inputs.has_vault and (price is not None or self._trains_network)
         if is_own:
             inputs = self._in_vault(inputs, price)
-        plan = self._plan(inputs, choice, public.value[1], price)
+        chosen = self._chosen(inputs, choice, public.value[1], price)
         evaluation = None
-        with plan.reserved():
-            plan.fit()
-            if plan.held_out is not None:
-                evaluation = plan.held_out.evaluate(plan.head)
-        self._keep(plan, evaluation, inputs.features if is_own else None)
+        with chosen.reserved():
+            chosen.fit()
+            if chosen.held_out is not None:
+                evaluation = chosen.held_out.evaluate(chosen.head)
+        self._keep(chosen, evaluation, inputs.features if is_own else None)
         return self
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> _Inputs:
@@ -376,7 +379,9 @@ class _FrontDoor(Head):
         vault = vault_of_array(inputs.labels, inputs.kind, budget, inputs.seed)
         return dataclasses.replace(inputs, labels=vault, seed=None)
 
-    def _plan(self, inputs: _Inputs, choice: Choice, encoder: Any, price: float | None) -> _Plan:
+    def _chosen(
+        self, inputs: _Inputs, choice: Choice, encoder: Any, price: float | None
+    ) -> _ChosenFit:
         held_out = None
         if price is not None:
             train, rest = inputs.labels.split(_HELD_OUT)
@@ -395,29 +400,34 @@ class _FrontDoor(Head):
         elif self._boosts_a_head or not is_boosting:
             encoder = make_encoder(inputs.public, inputs.form, inputs.size)
         head = self._boosting(inputs, encoder) if is_boosting else self._head(inputs, encoder)
-        return _Plan(inputs, choice, encoder, head, self.key, held_out)
+        return _ChosenFit(inputs, choice, encoder, head, self.key, held_out)
 
-    def _keep(self, plan: _Plan, evaluation: Evaluation | None, in_own_vault: Any) -> None:
+    def _keep(self, chosen: _ChosenFit, evaluation: Evaluation | None, in_own_vault: Any) -> None:
         """Sets all fitted attributes; ``in_own_vault`` are the features of labels from an array."""
-        head, receipts = plan.head, plan.head.receipts_
+        head, receipts = chosen.head, chosen.head.receipts_
         if evaluation is not None:
             receipts = Receipts.merged(receipts, evaluation.receipts)
         is_weighted = PublicInput.bare(self.class_weight) is not None
         is_accuracy = self.evaluation_metric in (None, "accuracy")
-        choice = plan.fitted_choice(checks_classes=is_accuracy and not is_weighted)
+        choice = chosen.fitted_choice(checks_classes=is_accuracy and not is_weighted)
         if in_own_vault is not None:
             receipts = LabelSource.with_other_fits(
                 receipts,
-                plan.inputs.labels.label_set,
+                chosen.inputs.labels.label_set,
                 FeatureRows(in_own_vault).digests(),
                 self._family_of_clones(),
             )
-        if evaluation is not None:
-            self.evaluation_ = evaluation
-        self.head_, self.choice_, self.receipts_ = head, choice, receipts
+        evaluated = {} if evaluation is None else {"evaluation_": evaluation}
+        self._set_fitted(
+            head._known_columns(),
+            head.n_features_in_,
+            head_=head,
+            choice_=choice,
+            receipts_=receipts,
+            classes_=head.classes_,
+            **evaluated,
+        )
         self._label_range = head._label_range
-        self.classes_ = head.classes_
-        self._remember_columns(head._known_columns(), head.n_features_in_)
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,), or numbers (m,) within their range."""

@@ -85,7 +85,7 @@ class _Part:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Plan:
+class _PlannedSearch:
     """A search whose releases are planned, and none is drawn."""
 
     public: PublicInput[Any]
@@ -202,20 +202,20 @@ class PrivateSearchCV(Head):
                 f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
                 "vault, which charges every fit and the choice."
             )
-        plan = self._plan(X, y, sample_weight)
-        receipts, index = plan.run(NamedUse(plan.held_out.labels, self.key).part("choice"))
-        best: Any = with_receipts(plan.models[index], receipts)
+        planned = self._planned(X, y, sample_weight)
+        receipts, index = planned.run(NamedUse(planned.held_out.labels, self.key).part("choice"))
+        best: Any = with_receipts(planned.models[index], receipts)
         self.receipts_ = receipts
         self.best_index_, self.best_estimator_ = index, best
-        self.candidates_ = plan.candidates.arguments
+        self.candidates_ = planned.candidates.arguments
         self.best_params_ = self.candidates_[index]
-        self.epsilon_of_fit_ = plan.charge.epsilon
+        self.epsilon_of_fit_ = planned.charge.epsilon
         self._label_range = y.label_range
         self.classes_ = y.kind.class_values
         self._remember_columns(best._known_columns(), best.n_features_in_)
         return self
 
-    def _plan(self, X: Any, y: PrivateLabels, sample_weight: Any) -> _Plan:
+    def _planned(self, X: Any, y: PrivateLabels, sample_weight: Any) -> _PlannedSearch:
         public = public_input(X, self.estimator, self.param_grid, sample_weight)
         features, estimator, grid, sample_weight = public.value
         arguments = estimator.get_params(deep=False)
@@ -250,7 +250,7 @@ class PrivateSearchCV(Head):
             for model in models:
                 refuse_noisy_labels(model, rows[0], train)
         parts = _Part(train, rows[0], weights), _Part(held_out, rows[1])
-        return _Plan(public, candidates, models, fits, charge, choice, *parts)
+        return _PlannedSearch(public, candidates, models, fits, charge, choice, *parts)
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's predictions (m,)."""

@@ -129,7 +129,7 @@ class BootstrappedHead(Head):
     seed: int = 0
     verbose: int | str = "auto"
 
-    _group_size = 1  # the most labels of one user in the vault of ``fit``
+    _group_size = 1  # the most labels of one user in the vault of the last fit
 
     @_validate.clears_frames
     def fit(self: _Self, X: Public[Any], y: Private[PrivateLabels]) -> _Self:
@@ -149,7 +149,6 @@ class BootstrappedHead(Head):
         Raises:
             BudgetExceededError: the vault's budget does not allow all releases; none was made.
         """
-        self._group_size = y.group_size if isinstance(y, PrivateLabels) else 1
         public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
         heads = self._heads(FeatureRows(inputs).num_inputs, y)
@@ -185,14 +184,14 @@ class BootstrappedHead(Head):
             receipts = Receipts.merged(receipts, head.receipts_)
             self._learn(inputs, special.softmax(logits, axis=1), receipts, y, str(number))
             features = np.concatenate([self._hidden(inputs), first], axis=1)
-        if self._for_draw():
+        if self._for_draw(y.group_size):
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
             drawn = use.part("draw").randomize(self._draw(y), priors=priors)
             receipts = Receipts.merged(receipts, drawn.receipts)
             likelihood = likelihoods(drawn.mechanism, drawn.values, drawn.priors)
             likelihood /= likelihood.sum(axis=1, keepdims=True)
             self._learn(inputs, likelihood, receipts, y, "draw")
-        self.heads_, self.receipts_ = tuple(heads), receipts
+        self.heads_, self.receipts_, self._group_size = tuple(heads), receipts, y.group_size
         self.classes_ = y.decode(np.arange(y.num_classes))
         is_array = isinstance(inputs, np.ndarray)
         self._remember_columns(None, math.prod(inputs.shape[1:]) if is_array else len(inputs))
@@ -200,12 +199,12 @@ class BootstrappedHead(Head):
 
     def epsilons(self) -> tuple[float, ...]:
         """Returns the epsilon of each head's release alone, at ``delta``."""
-        epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
-        return tuple(gaussian_share(epsilon, self.delta, share) for share in self._shares())
+        return self._epsilons(self._group_size)
 
     def rounds(self) -> int:
         """Returns the number of rounds of training, of ``epochs`` each."""
-        return len(self._shares()) + (_DRAW_ROUNDS if self._for_draw() else 0)
+        size = self._group_size
+        return len(self._shares(size)) + (_DRAW_ROUNDS if self._for_draw(size) else 0)
 
     @property
     def _model(self) -> Any:
@@ -276,18 +275,17 @@ class BootstrappedHead(Head):
         They are named by the ``key`` of this object.
         """
         use = NamedUse(NamedUse.of(labels).labels, self.key)
-        self._group_size = use.labels.group_size
         uses: dict[str | None, Any] = {}
-        for head in self._unfitted():
+        for head in self._unfitted(use.labels.group_size):
             uses |= head.parts(use)
-        if self._for_draw():
+        if self._for_draw(use.labels.group_size):
             uses[use.part("draw").name] = self._draw(use.labels)
         return uses
 
-    def _unfitted(self) -> list[PrivateLogisticRegression]:
+    def _unfitted(self, group_size: int) -> list[PrivateLogisticRegression]:
         return [
             PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
-            for number, epsilon in enumerate(self.epsilons(), 1)
+            for number, epsilon in enumerate(self._epsilons(group_size), 1)
         ]
 
     def _heads(self, num_rows: int, labels: PrivateLabels) -> list[PrivateLogisticRegression]:
@@ -301,7 +299,8 @@ class BootstrappedHead(Head):
         _validate.positive_finite("epsilon", self.epsilon)
         if self.draw_share is not None:
             _validate.number_in("draw_share", self.draw_share, "[0, 1)")
-        shares = [_validate.positive_finite("shares", share) for share in self._shares()]
+        given = self._shares(labels.group_size)
+        shares = [_validate.positive_finite("shares", share) for share in given]
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
                 f"shares must be one number per release and sum to one, got {self.shares}."
@@ -317,7 +316,7 @@ class BootstrappedHead(Head):
                 f"one with {width}. Give another last layer."
             )
         _validate.one_label_per_row(num_rows, len(labels))
-        return self._unfitted()
+        return self._unfitted(labels.group_size)
 
     def _learn(
         self,
@@ -357,20 +356,27 @@ class BootstrappedHead(Head):
                 )
             model.compile(optimizer, loss)  # which loads in Keras without this package
 
-    def _shares(self) -> tuple[float, ...]:
+    def _epsilons(self, group_size: int) -> tuple[float, ...]:
+        epsilon = (self.epsilon - self._for_draw(group_size)) * (1.0 - _MARGIN)
+        shares = self._shares(group_size)
+        return tuple(gaussian_share(epsilon, self.delta, share) for share in shares)
+
+    def _shares(self, group_size: int) -> tuple[float, ...]:
         if self.shares is not None:
             return self.shares
-        return (1.0,) if self._for_draw() else (0.3, 0.7)
+        return (1.0,) if self._for_draw(group_size) else (0.3, 0.7)
 
-    def _for_draw(self) -> float:
+    def _for_draw(self, group_size: int) -> float:
+        """Returns the epsilon of the draw for a user of ``group_size`` labels; zero for none."""
         share = self.draw_share
         if share is None:
-            share = _DRAW_SHARE if self.epsilon / self._group_size >= _DRAW_FROM else 0.0
+            share = _DRAW_SHARE if self.epsilon / group_size >= _DRAW_FROM else 0.0
         return share * self.epsilon
 
     def _draw(self, labels: PrivateLabels) -> InformativeRR:
         # A user's noisy labels compose, and together they cost the draw's share.
-        return InformativeRR(self._for_draw() / self._group_size, labels.num_classes)
+        size = labels.group_size
+        return InformativeRR(self._for_draw(size) / size, labels.num_classes)
 
     @without_retracing_warnings()
     def _probabilities(self, inputs: Any) -> np.ndarray:

@@ -64,7 +64,7 @@ class LikelihoodSolver(Solver):
         if offset is not None:
             start[-1] = 0.0
         fit, path = likelihood.chosen(self.penalty, start, design.num_rows)
-        coefficients = likelihood.directions @ fit.coefficients
+        coefficients = likelihood.axes.directions @ fit.coefficients
         risks = np.array(list(path.values())) - least
         sharpness = fit.sharpness
         weights, last = unit * coefficients, np.zeros(coefficients.shape[1])
@@ -264,33 +264,47 @@ class LikelihoodFit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Axes:
+    """Coordinates in which penalties are diagonal, and what is public of each."""
+
+    directions: np.ndarray  # (D, d), from these coordinates to coefficients of the rows
+    noise: np.ndarray  # (d,), variances of the moments
+    eigenvalues: np.ndarray  # l (d,)
+    penalties: np.ndarray  # p (d,), finite
+    fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
+
+    def multiplied(self, multiple: float) -> np.ndarray:
+        """Returns the penalties (d,) for a multiple c."""
+        return np.where(self.fixed, 1.0, multiple) * self.penalties
+
+
+@dataclasses.dataclass(frozen=True)
 class LikelihoodProblem:
     """A release in coordinates in which penalties are diagonal."""
 
     likelihood: Likelihood
-    directions: np.ndarray  # (D, d), from these coordinates to coefficients of the rows
+    axes: Axes
     moments: np.ndarray  # float64 (d, C); rows sum to zero over classes
-    noise: np.ndarray  # (d,), variances
-    eigenvalues: np.ndarray  # l (d,)
-    penalties: np.ndarray  # p (d,), finite
-    fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
     tilt: np.ndarray | float = 0.0  # (d, C), added to the likelihood's gradient
     other: Likelihood | None = None  # of rows for losses, if ``likelihood`` is of a sample
 
     def fit(self, multiple: float, moments: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Returns the coefficients (d, C) for a multiple of the penalty, from other moments."""
         from scipy import optimize
 
-        penalties = np.where(self.fixed, 1.0, multiple) * self.penalties
+        penalties = self.axes.multiplied(multiple)
         curvature = self.likelihood.curvature(moments.shape[1])
-        scale = 1.0 / np.sqrt(curvature * self.eigenvalues + penalties)[:, np.newaxis]
+        # The Hessian at zero is diagonal here, and eigenvalues differ by many powers of ten.
+        # In units of its root the solver needs tens of steps, instead of its limit.
+        scale = 1.0 / np.sqrt(curvature * self.axes.eigenvalues + penalties)[:, np.newaxis]
         penalties = penalties[:, np.newaxis]
-
         linear = moments - self.tilt
 
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
             u = flat.reshape(moments.shape) * scale
             value, gradient = self._value_and_gradient(u)
             value += 0.5 * float((penalties * u * u).sum()) - float((u * linear).sum())
+            # Classes share one direction that no probability depends on: it stays zero.
             gradient = self._centred(gradient - linear + penalties * u)
             return value, (gradient * scale).ravel()
 
@@ -304,8 +318,9 @@ class LikelihoodProblem:
         return self._centred(found.x.reshape(moments.shape) * scale)
 
     def _value_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self.likelihood.value_and_gradient(self.directions @ u)
-        return value, self.directions.T @ gradient
+        directions = self.axes.directions
+        value, gradient = self.likelihood.value_and_gradient(directions @ u)
+        return value, directions.T @ gradient
 
     def assess(
         self, multiple: float, start: np.ndarray | LikelihoodFit, num_rows: int, seed: int = 0
@@ -323,16 +338,17 @@ class LikelihoodProblem:
         overlap, variance, changes = 0.0, np.zeros(len(u)), []
         for place in range(number):
             probe = rng.choice([-1.0, 1.0], size=self.moments.shape)
-            probe = self._centred(probe * np.sqrt(self.noise)[:, np.newaxis])
+            probe = self._centred(probe * np.sqrt(self.axes.noise)[:, np.newaxis])
             begin = u if near is None else u + _STEP * near.changes[place]
             change = (self.fit(multiple, self.moments + _STEP * probe, begin) - u) / _STEP
             overlap += float((probe * change).sum()) / number
             variance += np.square(change).sum(axis=1) / number
             changes.append(change)
         agreement = (float((u * self.moments).sum()) - overlap) / num_rows
-        error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
+        spread = np.square(u).sum(axis=1) + variance
+        error = math.sqrt(float(self.axes.noise @ spread)) / num_rows
         likelihood = self.likelihood if self.other is None else self.other
-        sharpness, loss = likelihood.worth(self.directions @ u, agreement, error, num_rows)
+        sharpness, loss = likelihood.worth(self.axes.directions @ u, agreement, error, num_rows)
         return LikelihoodFit(u, changes, multiple, sharpness, loss, variance)
 
     def chosen(
@@ -439,23 +455,24 @@ def likelihood_problem(
         start = np.vstack([start, share * problem.last / curvature])
     fixed = np.zeros(values.size, bool)
     fixed[kept.sum() :] = True
-    problem_ = LikelihoodProblem(likelihood, directions, moments, noise, values, penalties, fixed)
-    return problem_, start, kept
+    axes = Axes(directions, noise, values, penalties, fixed)
+    return LikelihoodProblem(likelihood, axes, moments), start, kept
 
 
 def first_order_filter(
-    logistic: LikelihoodProblem, fit: LikelihoodFit, kept: np.ndarray, k_eff: int
+    problem: LikelihoodProblem, fit: LikelihoodFit, kept: np.ndarray, k_eff: int
 ) -> np.ndarray:
     """Returns ``1 / (h l + c p)`` (d,), scaled to the total variance of the fit.
 
     h is the mean curvature of the loss at the fit.
     """
-    curvature = logistic.likelihood.mean_curvature(logistic.directions @ fit.coefficients)
+    axes = problem.axes
+    curvature = problem.likelihood.mean_curvature(axes.directions @ fit.coefficients)
     number = int(kept.sum())
-    denominator = curvature * logistic.eigenvalues + fit.multiple * logistic.penalties
+    denominator = curvature * axes.eigenvalues + fit.multiple * axes.penalties
     filter_ = np.zeros(kept.size)
     filter_[kept] = 1.0 / denominator[:number]
-    variance = k_eff * float(np.square(filter_[kept]) @ logistic.noise[:number])
+    variance = k_eff * float(np.square(filter_[kept]) @ axes.noise[:number])
     if variance > 0.0:
         filter_ *= math.sqrt(float(fit.variance[:number].sum()) / variance)
     return filter_

@@ -325,17 +325,22 @@ class Fit:
         It runs after all that can fail, so that a failed fit changes neither a fitted head nor its
         statement. Columns and width are those before the encoder; None for those of the rows.
         """
-        coef = self.coef
-        head.receipts_, head.encoder_ = receipts, encoder
-        head.classes_ = self.kind.class_values
-        head.coef_, head.intercept_, head.coef_stddev_ = coef, self.intercept, self.coef_stddev
-        head.noise_stddev_, head.signal_to_noise_ = self.noise_stddev, self.signal_to_noise
-        head.num_directions_ = self.num_directions
-        for name, value in self.chosen.items():
-            setattr(head, name, value)
+        head._set_fitted(
+            columns,
+            self.scaling.mean.size if width is None else width,
+            receipts_=receipts,
+            encoder_=encoder,
+            classes_=self.kind.class_values,
+            coef_=self.coef,
+            intercept_=self.intercept,
+            coef_stddev_=self.coef_stddev,
+            noise_stddev_=self.noise_stddev,
+            signal_to_noise_=self.signal_to_noise,
+            num_directions_=self.num_directions,
+            **self.chosen,
+        )
         head._label_range, head._is_of_rows = self.kind.label_range, isinstance(self.kind, Rows)
         head._scaling, head._column_weights = self.scaling, self.weights
-        head._remember_columns(columns, self.scaling.mean.size if width is None else width)
 
 
 def _rounded_up(norm: float) -> float:
