@@ -83,6 +83,9 @@ _ORDERS = np.array([sign * 80.0 / 2.0**i for i in range(12) for sign in (-1.0, 1
 _KEPT = 640
 """Losses cached, a few of them megabytes: two for each of three hundred kinds of uses."""
 
+_Uses = tuple[tuple[DpEvent, int], ...]
+"""Different events, each with its number of uses."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivacyLoss:
@@ -219,18 +222,20 @@ def composed_epsilon(
     if not all(both):
         return math.inf
     if delta == 0.0:
-        largest = (max(loss.epsilon(0.0) for loss in losses) for losses in both)
-        return math.fsum(epsilon * n for epsilon, (_, n) in zip(largest, uses, strict=True)) * _ULPS
+        return _pure_epsilon(uses, both) * _ULPS
     delta -= taken_off + rounding
     if delta <= 0.0:
         return math.inf
     # Way 0 is replacing or removing a unit; way 1 is adding one, where its loss is another.
     ways = range(max(map(len, both), default=0))
-    if len(uses) == 1:
-        losses = [_repeated(*uses[0], neighbours, way) for way in ways]
-    else:
-        losses = [_mixed(uses, neighbours, way) for way in ways]
+    losses = (_joint_loss(uses, neighbours, way) for way in ways)
     return max((loss.epsilon(delta) for loss in losses), default=0.0) * _ULPS
+
+
+def _pure_epsilon(uses: _Uses, losses_of_one: list[tuple[PrivacyLoss, ...]]) -> float:
+    """Returns the sum of the largest losses of uses, which is attained by all of them together."""
+    largest = (max(loss.epsilon(0.0) for loss in losses) for losses in losses_of_one)
+    return math.fsum(epsilon * n for epsilon, (_, n) in zip(largest, uses, strict=True))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -402,10 +407,15 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
     )
 
 
+def _joint_loss(uses: _Uses, neighbours: str, way: int) -> PrivacyLoss:
+    """Returns the privacy loss of uses; only different ones need a common grid."""
+    if len(uses) == 1:
+        return _repeated(*uses[0], neighbours, way)
+    return _mixed(uses, neighbours, way)
+
+
 @functools.lru_cache(maxsize=_KEPT)
-def _mixed(
-    uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int, level: int = 0
-) -> PrivacyLoss:
+def _mixed(uses: _Uses, neighbours: str, way: int, level: int = 0) -> PrivacyLoss:
     """Returns the privacy loss of different uses, composed by halves of their digests.
 
     One more kind changes one half of each half.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -283,49 +284,60 @@ class _Total(NamedTuple):
     assumptions: tuple[Assumption, ...]
     events: tuple[DpEvent, ...]  # of the other uses
 
+    @classmethod
+    def of(cls, charges: CountedCharges, *, with_events: bool) -> _Total:
+        finite = [pair for pair in charges if math.isfinite(pair[0].epsilon)]
+        opaque = [pair for pair in finite if pair[0].event_text == _OPAQUE]
+        events: tuple[DpEvent, ...] = ()
+        if with_events:
+            from dp_accounting import SelfComposedDpEvent
+
+            others = [pair for pair in charges if pair[0].event_text != _OPAQUE]
+            events = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in others)
+        return cls(
+            len(finite) == len(charges),
+            sum(count for charge, count in charges if charge.epsilon or charge.delta),
+            _exact_sum((charge.epsilon, count) for charge, count in finite),
+            _exact_sum((charge.delta, count) for charge, count in charges),
+            _exact_sum((charge.epsilon, count) for charge, count in opaque),
+            _exact_sum((charge.delta, count) for charge, count in opaque),
+            tuple(dict.fromkeys(note for charge, _ in charges for note in charge.assumptions)),
+            events,
+        )
+
+    @classmethod
+    def together(cls, totals: Iterable[_Total]) -> _Total:
+        finite, uses, epsilons, deltas, opaque_epsilons, opaque_deltas, notes, events = zip(
+            *totals, strict=True
+        )
+        joined: tuple[DpEvent, ...] = tuple(itertools.chain.from_iterable(events))
+        if joined:
+            from tf_labeldp.accounting._losses import fewer_events
+
+            joined = fewer_events(joined)
+        return cls(
+            all(finite),
+            sum(uses),
+            sum(epsilons, Fraction()),
+            sum(deltas, Fraction()),
+            sum(opaque_epsilons, Fraction()),
+            sum(opaque_deltas, Fraction()),
+            tuple(dict.fromkeys(itertools.chain.from_iterable(notes))),
+            joined,
+        )
+
 
 @functools.lru_cache(maxsize=256)
 def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
     """Returns the sums; one more charge changes few of the blocks that they are summed in."""
-    events: tuple[DpEvent, ...] = ()
-    if len(charges) > _BLOCK:
-        size = _BLOCK ** math.floor(math.log(len(charges) - 1, _BLOCK) + 1e-9)
-        starts = range(0, len(charges), size)
-        totals = [
-            _total(charges[start : start + size], with_events=with_events) for start in starts
-        ]
-        events = tuple(event for total in totals for event in total.events)
-        if with_events:
-            from tf_labeldp.accounting._losses import fewer_events
-
-            events = fewer_events(events)
-        notes = dict.fromkeys(note for total in totals for note in total.assumptions)
-        return _Total(
-            all(total.is_finite for total in totals),
-            sum(total.uses for total in totals),
-            sum((total.epsilon for total in totals), Fraction()),
-            sum((total.delta for total in totals), Fraction()),
-            sum((total.opaque_epsilon for total in totals), Fraction()),
-            sum((total.opaque_delta for total in totals), Fraction()),
-            tuple(notes),
-            events,
-        )
-    finite = [pair for pair in charges if math.isfinite(pair[0].epsilon)]
-    opaque = [pair for pair in finite if pair[0].event_text == _OPAQUE]
-    if with_events:
-        from dp_accounting import SelfComposedDpEvent
-
-        others = [pair for pair in charges if pair[0].event_text != _OPAQUE]
-        events = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in others)
-    return _Total(
-        len(finite) == len(charges),
-        sum(count for charge, count in charges if charge.epsilon or charge.delta),
-        _exact_sum((charge.epsilon, count) for charge, count in finite),
-        _exact_sum((charge.delta, count) for charge, count in charges),
-        _exact_sum((charge.epsilon, count) for charge, count in opaque),
-        _exact_sum((charge.delta, count) for charge, count in opaque),
-        tuple(dict.fromkeys(note for charge, _ in charges for note in charge.assumptions)),
-        events,
+    if len(charges) <= _BLOCK:
+        return _Total.of(charges, with_events=with_events)
+    # The largest power of a block below the number of charges. The logarithm of a power may round
+    # to slightly less than a whole number.
+    size = _BLOCK ** math.floor(math.log(len(charges) - 1, _BLOCK) + 1e-9)
+    starts = range(0, len(charges), size)
+    return _Total.together(
+        _total(charges[start : start + size], with_events=with_events) for start in starts
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,20 +176,18 @@ def check_card(
         found.problems.append(f"{MODEL} was changed after its card was written")
     others = sorted({*files} - {MODEL, CARD, PAGE})
     page = files[PAGE].read_text(encoding="utf-8") if PAGE in files else ""
-    parts = [stated.headline, *(f"[{for_terminal(note.code)}]" for note in stated.assumptions)]
-    missing = [part for part in parts if part not in page]
-    if "guarantee" in card and page and missing:
-        found.problems.append(f"{PAGE} lacks {listed(missing)} of the statement")
+    lacking = _lacking(page, stated)
+    if "guarantee" in card and lacking:
+        found.problems.append(f"{PAGE} lacks {listed(lacking)} of the statement")
     if "digest" not in card:
-        names = [*(["its scores and data"] if card.get("metrics") or card.get("data") else [])]
-        names += [PAGE] if page else []
-        found.not_checked += [f"{name}, which no seal covers" for name in [*names, *others]]
+        names = [*_unsealed(card, page), *others]
+        found.not_checked += [f"{name}, which no seal covers" for name in names]
         return
     check_names(found, card, _FIELDS, "field", CARD)
     for metric in card["metrics"]:
         check_names(found, metric, _FIELDS_OF_METRICS, "field", "a score")
     check_names(found, others, (), "file", "the folder")
-    if not missing or not page:
+    if not lacking:
         _check_page(found, page, card["page"])
     if len(found.problems) == before and not SealedFields(card).is_whole:
         found.problems.append(f"{CARD} was edited")
@@ -197,6 +195,20 @@ def check_card(
         found.not_checked.append(
             f"the scores, data and sentences of {CARD} and {PAGE}, which the store did not record"
         )
+
+
+def _lacking(page: str, stated: PrivacyGuarantee) -> list[str]:
+    """Returns the headline and the codes of assumptions that a page lacks; none without a page."""
+    parts = [stated.headline, *(f"[{for_terminal(note.code)}]" for note in stated.assumptions)]
+    return [part for part in parts if page and part not in page]
+
+
+def _unsealed(card: Mapping[str, Any], page: str) -> Iterator[str]:
+    """Yields what a card of 0.2 has without a seal."""
+    if card.get("metrics") or card.get("data"):
+        yield "its scores and data"
+    if page:
+        yield PAGE
 
 
 def _sections(page: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pathlib
+import re
 import struct
 import zipfile
 import zlib
@@ -17,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._version import MADE_BY
+from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Record, is_charged
 
+_MADE_BY = re.compile(r"tf-labeldp ([0-9a-z.+]{1,24})( randomize)?")
+"""The maker of a file: a version of this library or of its command. A longer one may carry data."""
 _TOLERANCE = 2e-4
 """Largest relative difference between an epsilon that version 0.2 composed and the same today."""
 _LONGEST = 100
@@ -74,12 +77,9 @@ class Stores:
         found = [digests for ledger in self.ledgers for digests, _ in ledger.weights()]
         return frozenset(digest for digests in found for digest in digests)
 
-    def has_seal(self, seal: Any) -> bool:
+    def has_seal(self, seal: str) -> bool:
         """Returns whether a store recorded the digest of a statement or card."""
-        try:
-            return bytes.fromhex(seal) in self.digests
-        except (TypeError, ValueError):
-            return False
+        return any(digest.hex() == seal for digest in self.digests)
 
     def check_receipts(self, receipts: tuple[Receipt, ...], found: Findings) -> None:
         """Compares receipts with the ledgers; those without a cost may be unknown there."""
@@ -216,6 +216,12 @@ def check_arrays(found: Findings, path: pathlib.Path, known: Iterable[str]) -> N
                 found.problems.append(f"{name} in {path.name} has content outside its array")
 
 
+def version_of(made_by: Any) -> str | None:
+    """Returns the version of this library that made a file; None for another program."""
+    maker = _MADE_BY.fullmatch(str(made_by))
+    return None if maker is None else maker[1]
+
+
 def check_statement(
     found: Findings, stated: PrivacyGuarantee, written: Any, lines: Any = None, made_by: Any = ""
 ) -> None:
@@ -227,22 +233,9 @@ def check_statement(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         found.problems.append(f"its statement can't be read ({type(error).__name__}: {error})")
         return
-    # A head has no initial weights to vouch for; the file of its model does.
-    notes = [{*each.assumptions} - {Assumption.INITIAL_WEIGHTS} for each in (stored, stated)]
-    agree = notes[0] == notes[1]
-    tolerance = 0.0
-    # Version 0.2 wrote other sentences, without codes, and composed losses on another grid.
-    if is_of_0_2 := all(isinstance(note, str) for note in assumptions):
-        agree = len(notes[0]) >= len(notes[1])
-        tolerance = _TOLERANCE
-    is_epsilon = math.isclose(stored.epsilon, stated.epsilon, rel_tol=tolerance)
-    if not is_epsilon or (stored.delta, stored.seeded) != (stated.delta, stated.seeded):
-        found.problems.append(
-            f"its statement is {stored.headline}, but its receipts compose to {stated.headline}"
-        )
-        return
-    if not agree:
-        found.problems.append("its statement and its receipts differ in their assumptions")
+    is_of_0_2 = all(isinstance(note, str) for note in assumptions)
+    if contradiction := _contradiction(stored, stated, is_of_0_2=is_of_0_2):
+        found.problems.append(contradiction)
         return
     if is_of_0_2:
         found.not_checked.append("the sentences of its statement, which version 0.2 wrote")
@@ -254,9 +247,22 @@ def check_statement(
     others = [name for name in written if name in own and name not in ("epsilon", "assumptions")]
     if differing := [name for name in others if written[name] != own[name]]:
         found.problems.append(f"its statement differs from its receipts in {listed(differing)}")
-    is_ours = made_by in (MADE_BY, f"{MADE_BY} randomize") and set(own) <= set(written)
+    is_ours = version_of(made_by) == __version__ and set(own) <= set(written)
     if lines is not None and list(lines) != str(stated).splitlines():
         if is_ours or not lines or lines[0] != stated.headline:
             found.problems.append("the lines of its statement differ from its figures")
         else:
             found.not_checked.append("the lines of its statement, which another version wrote")
+
+
+def _contradiction(stored: PrivacyGuarantee, stated: PrivacyGuarantee, *, is_of_0_2: bool) -> str:
+    """Returns how a stored statement promises something else than the receipts; empty if not."""
+    # A head has no initial weights to vouch for; the file of its model does.
+    notes, own = ({*each.assumptions} - {Assumption.INITIAL_WEIGHTS} for each in (stored, stated))
+    # Version 0.2 wrote other sentences, without codes, and composed losses on another grid.
+    tolerance = _TOLERANCE if is_of_0_2 else 0.0
+    is_epsilon = math.isclose(stored.epsilon, stated.epsilon, rel_tol=tolerance)
+    if not is_epsilon or (stored.delta, stored.seeded) != (stated.delta, stated.seeded):
+        return f"its statement is {stored.headline}, but its receipts compose to {stated.headline}"
+    agree = len(notes) >= len(own) if is_of_0_2 else notes == own
+    return "" if agree else "its statement and its receipts differ in their assumptions"

@@ -322,12 +322,14 @@ def check_layers(
     if public:
         found.not_checked.append(f"the weights of {listed(public)}, public by assumption")
     found.not_checked += [
-        f"the constants in {brief(name)}, public by assumption" for name in assets
+        f"the constants {place}, public by assumption" for place in _constants(config, assets)
     ]
-    constants: dict[str, set[str]] = {}
+
+
+def _constants(config: dict[str, Any], assets: list[str]) -> Iterator[str]:
+    """Yields where a model has constants, which no store records: in files, and of layers."""
+    yield from (f"in {brief(name)}" for name in assets)
+    names_of: dict[str, set[str]] = {}
     for layer, name in constants_of(config):
-        constants.setdefault(layer, set()).add(name)
-    found.not_checked += [
-        f"the constants of {brief(layer)} ({listed(sorted(names))}), public by assumption"
-        for layer, names in constants.items()
-    ]
+        names_of.setdefault(layer, set()).add(name)
+    yield from (f"of {brief(layer)} ({listed(sorted(names))})" for layer, names in names_of.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from tf_labeldp.dossier._files import (
     check_statement,
     files_in,
     listed,
+    version_of,
 )
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
@@ -45,7 +45,6 @@ _OF_TABLES = (
 """Fields of the statement of a table, next to those of all noisy labels."""
 _FACTS = ("most_rows_of_one_id", "outputs", "label_range", "loss", "total")
 """Fields of a table's statement that nothing but the run that wrote it can confirm."""
-_MADE_BY = re.compile(r"tf-labeldp [0-9a-z.+]{1,24}( randomize)?")
 
 
 def paths_of(path: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -79,8 +78,8 @@ def _check_folder(files: NoisyFiles, stores: Stores, found: Findings) -> None:
     check_statement(
         found, noisy.guarantee(), fields["guarantee"], fields["statement"], fields["made_by"]
     )
-    if not _MADE_BY.fullmatch(fields["made_by"]):
-        found.problems.append(f"{statement.name} was made by {brief(fields['made_by'])}")
+    if version_of(fields["made_by"]) is None:
+        found.problems.append(f"{statement.name} was made by {brief(str(fields['made_by']))}")
     compared = ("bias_correction", "of_part", "remarks", "assumptions", "prior_receipts")
     differing = [name for name in compared if fields.get(name) != own[name]]
     # A mechanism may have arguments that are newer than the file.
@@ -375,27 +374,20 @@ def _check_priors(
     found: Findings,
 ) -> None:
     priors = noisy.priors
-    drawn = [_priors_of(record) for record in records]
     differ = "its priors differ from those of the draw"
     if priors is None:
-        has_priors = any(
-            each is not None or "shift" in record.array_names
-            for each, record in zip(drawn, records, strict=True)
-        )
-        found.problems += [differ] if has_priors else []
+        if any(record.priors is not None or "shift" in record.array_names for record in records):
+            found.problems.append(differ)
         return
     shifts = [record.arrays["shift"] for record in records if "shift" in record.array_names]
-    shift: Any = np.concatenate(shifts)[order] if shifts else None
-    own_shift: Any = priors.shift
-    if (shift is None) != (own_shift is None) or not np.array_equal(shift, own_shift):
+    if not np.array_equal(np.concatenate(shifts)[order] if shifts else None, priors.shift):
         found.problems.append("its predictions differ from those that the draw subtracted")
         return
     values = getattr(noisy.mechanism, "inputs", None)
-    if priors.values is not None and not (
-        values is not None and np.array_equal(priors.values, values)
-    ):
+    if priors.values is not None and not np.array_equal(priors.values, values):
         found.problems.append(differ)
         return
+    drawn = [_priors_of(record) for record in records]
     if all(each is None for each in drawn):
         released = _released_priors(priors, stores)
         if not released:
@@ -406,18 +398,25 @@ def _check_priors(
     if len(drawn) == 1 and drawn[0] is not None and _are_equal(priors, drawn[0]):
         return
     width = np.shape(priors.probabilities)[-1]
-    rows = [
-        np.broadcast_to(
-            np.full(width, 1.0 / width) if each is None else np.asarray(each),
-            (len(_output(noisy, record)[0]), width),
-        )
-        for each, record in zip(drawn, records, strict=True)
-        if each is None or np.shape(each)[-1] == width
-    ]
-    expected = np.concatenate(rows) if len(rows) == len(drawn) else np.empty((0, width))
+    expected = _rows_of_priors(noisy, records, width)
     own = np.broadcast_to(np.asarray(priors), (len(noisy), width))
     if len(expected) != len(own) or not np.array_equal(expected[order], own):
         found.problems.append(differ)
+
+
+def _rows_of_priors(noisy: NoisyLabels, records: Sequence[Record], width: int) -> np.ndarray:
+    """Returns the prior of each label of these draws, (m, width); empty if one has another width.
+
+    A draw without priors was made with the uniform one.
+    """
+    rows = []
+    for record in records:
+        priors = _priors_of(record)
+        own = np.full(width, 1.0 / width) if priors is None else np.asarray(priors)
+        if own.shape[-1] != width:
+            return np.empty((0, width))
+        rows.append(np.broadcast_to(own, (len(_output(noisy, record)[0]), width)))
+    return np.concatenate(rows)
 
 
 def _priors_of(record: Record) -> Priors | None:
