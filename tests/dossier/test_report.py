@@ -323,7 +323,9 @@ class TestPage:
         labels.release(ldp.mechanisms.LinearBinningMechanism(0.5, 3), public_input=np.zeros(N))
         labels.randomize(rr(0.5), key="second")
         by_others = "HistogramMechanism(1.0): counts, published with their seed"
-        labels.charge(ldp.accounting.dp_sgd_charge(9.0, 0.1, 5, 1e-5), what=by_others)
+        like_ours = repr(rr(0.5))
+        for words in (by_others, like_ours):
+            labels.charge(ldp.accounting.dp_sgd_charge(9.0, 0.1, 5, 1e-5), what=words)
         report(tmp_path / "s").save(tmp_path / "out")
         page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
         for use in (
@@ -332,6 +334,7 @@ class TestPage:
             "noisy counts of labels by score, for a metric: LinearBinningMechanism",
             "noisy labels: RandomizedResponse (second)",
             by_others,
+            like_ours,
         ):
             assert f'data-head="use" class="words">{use}</td>' in page
         assert "LabelMomentMechanism(epsilon=1.0, delta=1e-05, num_classes=3, max_norm=" in page

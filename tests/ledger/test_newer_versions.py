@@ -129,5 +129,5 @@ def test_a_file_of_this_version_is_read(tmp_path: Path, kind: str) -> None:
 def test_a_mechanism_of_a_newer_version_is_no_damage() -> None:
     fields = RandomizedResponse(1.0, 3).to_json()
     fields["config"]["weather"] = "fair"
-    with pytest.raises(ReceiptError, match=r"newer version .* 'weather' of RandomizedResponse"):
+    with pytest.raises(ReceiptError, match=r"edited, or .* newer .* 'weather' of RandomizedR"):
         Mechanism.from_json(fields)

@@ -50,6 +50,7 @@ _ULPS = 1.0 + 2.0**-40
 """Factor on epsilon, larger than its relative numerical error."""
 
 _GRID = 1e-4
+"""The grid of ``dp_accounting``, for uses without Gaussian noise."""
 _GRID_OF_GAUSSIAN = 1.0 / 256.0
 """Divided by the noise multiplier; 512 cells per standard deviation of an unsampled loss."""
 _FINEST_GRID = 1e-7
@@ -76,8 +77,8 @@ _CELLS_OF_RESPONSE = 2048
 _TAIL = 2.0**-49
 """Probability cut off at each end of a block, the size of Fourier rounding errors there. At the
 upper end it counts as an unbounded loss."""
-_TAIL_OF_ONE = 2.0**-55
-"""Probability cut off at each end of one use's loss."""
+_TAIL_OF_ONE = _TAIL / _BLOCK
+"""Probability cut off at each end of one use's loss: that of a whole block, divided by its uses."""
 _ORDERS = np.array([sign * 80.0 / 2.0**i for i in range(12) for sign in (-1.0, 1.0)])
 """Orders of Chernoff's bounds, multiplied by the number of cells."""
 _KEPT = 640
@@ -130,6 +131,8 @@ class PrivacyLoss:
         length = fft.next_fast_len(max(size, high - low + 1), real=True)
         masses = fft.irfft(fft.rfft(self.masses, length) ** count, length)
         masses = np.roll(masses, -low)[: high - low + 1]
+        # What lies above the range, at most a tail, wraps around to small losses or is cut off. It
+        # counts as unbounded.
         infinite = count * self.infinite + _TAIL
         return PrivacyLoss(self.grid, self.lowest * count + low, masses, infinite).trimmed()
 
@@ -138,6 +141,7 @@ class PrivacyLoss:
         start = int(np.argmax(np.cumsum(sizes) > tail))
         stop = sizes.size - int(np.argmax(np.cumsum(sizes[::-1]) > tail))
         masses = self.masses[start:stop].copy()
+        # The lower tail moves up to the lowest value that is left, the upper one to infinity.
         masses[0] += sizes[:start].sum()
         infinite = self.infinite + float(sizes[stop:].sum())
         return PrivacyLoss(self.grid, self.lowest + start, masses, infinite)

@@ -27,6 +27,7 @@ _FEATURES = {
 _TOLERANCE = 5e-4
 """Relative excess of a calibrated noise multiplier over the least one, at most."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e7
+"""Range of the search. Less noise promises nothing (``LEAST_NOISE`` of ``_losses``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,10 +243,12 @@ def calibrate_noise_multiplier(
             return math.exp(low)
         low, high, reach = max(low - reach, least), low, 2.0 * reach
     root = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE / 2.0))
+    # The root may lie on the wrong side by its tolerance: what is returned was checked.
     while excess(root) > 0.0:
         root += _TOLERANCE / 2.0
     return math.exp(root)
 
 
 def _least_delta(steps: int) -> float:
+    """Returns a delta that the sums of ``_losses`` resolve, whose roundings are taken off delta."""
     return 1e-14 + 2.0**-51 * steps

@@ -53,6 +53,7 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
         -math.log(0.5 * u * u + 40.0 * u),
         50.0,
     )
+    # The search stops at e^-50 where the noise is (0, delta)-DP.
     if log_epsilon <= -49.0:
         return 0.0
     return math.exp(log_epsilon) * (1.0 + _MARGIN)

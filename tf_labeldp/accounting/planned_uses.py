@@ -19,9 +19,10 @@ from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.receipt import LabelSet, Receipt
 
 _MOST_COMBINATIONS = 100_000
-"""Most combinations of the histories of several label sets; with more, nothing is allowed."""
+"""Most combinations of chains in several label sets. With more, nothing is allowed: a combination
+that was not tried could be the one that passes the budget."""
 _KEPT = 10_000
-"""Most histories over several label sets that are kept."""
+"""Most chains over several label sets that are kept."""
 
 
 class ChainedUse(NamedTuple):
@@ -56,7 +57,7 @@ class _Spent(NamedTuple):
 
 
 class UseChain:
-    """The uses of one example in order: a linked list, whose parts other histories share."""
+    """The uses of one example in order: a linked list, whose parts other chains share."""
 
     __slots__ = ("_hash", "_spent", "before", "last")
 
@@ -190,7 +191,7 @@ class _Examples:
             self._sizes.append(more)
 
     def distinct(self, examples: Any = None) -> list[UseChain]:
-        """Returns the distinct histories of examples, by indices or a mask; None for all."""
+        """Returns the distinct chains of examples, by indices or a mask; None for all."""
         if examples is None:
             return [row for row, size in zip(self._rows, self._sizes, strict=True) if size]
         return [self._rows[row] for row in np.flatnonzero(np.bincount(self._row_of[examples]))]
@@ -203,7 +204,7 @@ class _Examples:
 
 
 class UseChains:
-    """The histories of all examples of a ledger, with those of other label sets of its people."""
+    """The chains of all examples of a ledger, with those of other label sets of its people."""
 
     def __init__(self) -> None:
         self._sets: dict[str, _Examples] = {}
@@ -293,7 +294,7 @@ class UseChains:
             yield [own, *(self._sets[name].distinct() for name in same)]
 
     def _joint(self, several: tuple[UseChain, ...]) -> UseChain:
-        """Returns the chain of a person with these histories in several label sets."""
+        """Returns the chain of a person with these chains in several label sets."""
         new: list[tuple[tuple[UseChain, ...], ChainedUse]] = []
         while sum(chain.before is not None for chain in several) > 1:
             if several in self._joined:

@@ -38,6 +38,8 @@ NO_RECEIPTS = (
 _WITHOUT_INTEGERS = 2
 """The last format of files without digests of weights that are integers."""
 _MOST_PARTS = 100_000
+"""Most objects of a value that are searched. A larger value is refused: the cost of a receipt in a
+part that was not searched would be lost."""
 _ATOMS = (
     *(type(None), types.ModuleType, type, str, bytes, int, float, complex, np.generic),
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta),
@@ -230,6 +232,7 @@ class Weights:
     def digests(variables: Iterable[Any], read: Callable[[Any], Any] | None = None) -> list[bytes]:
         """Returns a digest of the values of each variable, except constants such as fresh biases.
 
+        Constants of equal shapes are in unrelated models, whose receipts a digest would mix up.
         A variable of one number is a constant if it is 0 or 1, or is not trainable. ``read``
         returns a variable's value.
         """
@@ -295,6 +298,9 @@ class Weights:
 class OptimizerSteps:
     """The steps of a Keras optimizer, and of them those that receipts cover; None has no steps."""
 
+    # Who attaches receipts also records the number of steps that the optimizer has taken so far.
+    # A plain training raises the optimizer's own number alone, so that its steps are uncovered.
+    # Infinity stands for a training that charges each step, such as that of `LabelDPOptimizer`.
     ATTRIBUTE: ClassVar[str] = "label_dp_covered"
     """The attribute of a Keras optimizer for the number of steps that receipts cover."""
 

@@ -346,6 +346,11 @@ class Receipt:
         return line + (" (of an input)" if self.labels.name != of.name else "")
 
     @property
+    def is_of_mechanism(self) -> bool:
+        """Whether a mechanism read the labels, so that ``what`` is in no author's words."""
+        return self.kind in ("draw", "release", "failed")
+
+    @property
     def num_examples(self) -> int:
         """The number of examples that the receipt is about."""
         return self.labels.size if self.examples is None else self.examples.count

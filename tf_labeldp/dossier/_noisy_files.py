@@ -388,14 +388,15 @@ def _check_priors(
         found.problems.append(differ)
         return
     drawn = [_priors_of(record) for record in records]
-    if all(each is None for each in drawn):
+    known = [each for each in drawn if each is not None]
+    if not known:
         released = _released_priors(priors, stores)
         if not released:
             found.not_checked.append("its priors")
         elif not any(_are_equal(priors, each) for each in released):
             found.problems.append(differ)
         return
-    if len(drawn) == 1 and drawn[0] is not None and _are_equal(priors, drawn[0]):
+    if len(drawn) == 1 and _are_equal(priors, known[0]):
         return
     width = np.shape(priors.probabilities)[-1]
     expected = _rows_of_priors(noisy, records, width)

@@ -186,7 +186,8 @@ class Mechanism(abc.ABC):
         unknown = sorted(data["config"].keys() - set(_arguments(kind)))
         if unknown and kind.is_of_this_library(kind):
             argument = f"the argument {unknown[0]!r} of {name}"
-            raise ReceiptError.of_newer("this mechanism was", argument)
+            # No digest covers a mechanism alone.
+            raise ReceiptError.of_newer("this mechanism was edited, or", argument)
         mechanism = kind.from_config(data["config"])
         if "receipts" in data:
             receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])

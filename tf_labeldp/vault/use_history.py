@@ -73,17 +73,22 @@ def lines_of(
             lines.append((HistoryLine(first.time, what, 0, 0.0, spent, first.actor, ""), what))
             continue
         alone = Composition(receipts).guarantee(delta).epsilon
-        words = Mechanism.in_words(use.what)
-        what, on_page = (use.line(labels, len(receipts), text) for text in (None, words))
+        what, on_page = (use.line(labels, len(receipts), text) for text in (None, _in_words(use)))
         key, size = "" if more else use.name, use.num_examples
         lines.append((HistoryLine(use.time, what, size, alone, spent, use.actor, key), on_page))
     spent = so_far.guarantee(delta).epsilon
     for use in reserved:
         alone = Composition([use]).guarantee(delta).epsilon
         what, size = f"{use.what}, reserved", use.num_examples
-        on_page = f"{Mechanism.in_words(use.what)}, reserved"
+        on_page = f"{_in_words(use)}, reserved"
         lines.append((HistoryLine(use.time, what, size, alone, spent, use.actor, use.key), on_page))
     return lines
+
+
+def _in_words(use: Receipt) -> str:
+    """Returns the use in the words of a page: an author's own, or those of its mechanism."""
+    read = Mechanism.in_words if use.is_of_mechanism else Mechanism.without_unset
+    return read(use.what)
 
 
 def _with_lines(records: Sequence[Record], own: str) -> list[Record]:
