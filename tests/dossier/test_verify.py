@@ -7,7 +7,6 @@ import datetime
 import gc
 import json
 import shutil
-import types
 
 import keras
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from seals import sealed
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, Receipt, receipts
+from tf_labeldp.accounting import Charge, Receipt
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
 from tf_labeldp.mechanisms import (
@@ -568,13 +567,9 @@ class TestReportAndCommand:
     ):
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
         assert main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "one")]) == 0
-        later = types.SimpleNamespace(
-            now=lambda zone: datetime.datetime.now(zone) + datetime.timedelta(days=40),
-            fromisoformat=datetime.datetime.fromisoformat,
-        )
-        clock = types.SimpleNamespace(datetime=later, timezone=datetime.timezone)
+        later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=40)
         with monkeypatch.context() as patch:
-            patch.setattr(receipts, "datetime", clock)
+            patch.setattr(Receipt, "timestamp", lambda: later.isoformat(timespec="seconds"))
             vault(tmp_path / "s").randomize(ldp.RandomizedResponse(0.25, 3), key="second")
         out = tmp_path / "out"
         assert main(["report", str(tmp_path / "s"), "--output", str(out)]) == 2
