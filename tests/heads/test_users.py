@@ -98,8 +98,8 @@ def test_laplace_noise() -> None:
         for own in itertools.product((0, 1), repeat=3)
     ]
     moved = max(np.abs(a - b).sum() for a, b in itertools.combinations(sums, 2))
-    scale, _ = mechanism._scale(mechanism._grid(4, 3), 3)
-    assert moved / scale <= 1.0 + 1e-12
+    law = mechanism._noise_law(mechanism._grid(4, 3), 3)
+    assert moved / law.scale <= 1.0 + 1e-12
 
 
 def clicks(sizes: Any, d: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

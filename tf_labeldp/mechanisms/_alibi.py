@@ -14,6 +14,7 @@ from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import integer_noise, random_bits
 from tf_labeldp.mechanisms.base import LabelMechanism
 from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.mechanisms.integer_noise import DiscreteGaussian, LaplaceNoise
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _LEAST_EPSILON = {"laplace": integer_noise.MIN_EPSILON, "gaussian": 1e-3}
@@ -73,15 +74,26 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
     @property
     def scale(self) -> float:
         """Scale of the noise on each entry: b = 2 / epsilon (Laplace), or sigma (Gaussian)."""
-        if self.noise == "laplace":
-            return 2.0 / self.epsilon
-        unit, sigma = _gaussian_grid(self.epsilon, self.delta)
-        return sigma / unit
+        return self._noise_law.scale / self._unit
 
     @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise on each entry: sqrt(2) b (Laplace), or sigma."""
-        return self.scale * (math.sqrt(2.0) if self.noise == "laplace" else 1.0)
+        return self.scale * self._noise_law.spread
+
+    @property
+    def _noise_law(self) -> LaplaceNoise | DiscreteGaussian:
+        if self.noise == "laplace":
+            # Two entries move by one unit each, so epsilon is for two units together.
+            return LaplaceNoise(self.epsilon, 2 * self._unit)
+        return DiscreteGaussian(_gaussian_grid(self.epsilon, self.delta)[1])
+
+    @property
+    def _unit(self) -> int:
+        """The grid steps in one unit."""
+        if self.noise == "laplace":
+            return _LAPLACE_UNIT
+        return _gaussian_grid(self.epsilon, self.delta)[0]
 
     @_validate.clears_frames
     def randomize(
@@ -105,18 +117,10 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
 
     def _noisy_rows(self, classes: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""
-        size = classes.size * self.num_classes
-        if self.noise == "laplace":
-            # Two entries move by one unit, and each shift changes a probability by at most
-            # e^(epsilon / 2).
-            unit = _LAPLACE_UNIT
-            drawn = integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
-        else:
-            unit, sigma = _gaussian_grid(self.epsilon, self.delta)
-            drawn = integer_noise.discrete_gaussian(size, sigma, rng)
+        drawn = self._noise_law.draw(classes.size * self.num_classes, rng)
         rows = drawn.reshape(classes.size, self.num_classes)
-        rows[np.arange(classes.size), classes] += unit
-        return rows / unit
+        rows[np.arange(classes.size), classes] += self._unit
+        return rows / self._unit
 
 
 @functools.lru_cache(maxsize=64)

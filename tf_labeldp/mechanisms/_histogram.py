@@ -14,6 +14,7 @@ from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms._bins import nearest_index
 from tf_labeldp.mechanisms.base import AggregateMechanism
+from tf_labeldp.mechanisms.integer_noise import DiscreteGaussian, LaplaceNoise
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _SENSITIVITY = 2
@@ -92,17 +93,21 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
             least, largest = _grid_steps(self.epsilon, 1), integer_noise.LARGEST_SCALE
             integer_noise.fitting_scale(least, self.epsilon, largest)
         else:
-            integer_noise.laplace_scale(self.epsilon, _SENSITIVITY)
+            _ = self._laplace.scale  # This raises if the noise leaves 64 bits.
 
     @property
     def noise_stddev(self) -> float:
         """The standard deviation of the noise on each count."""
         if self.noise == "gaussian":
             return gaussian_sigma(self.epsilon, self.delta, _L2_SENSITIVITY)
-        scale = _SENSITIVITY / self.epsilon
+        law = self._laplace
         if self.noise == "laplace":
-            return math.sqrt(2.0) * scale
-        return math.sqrt(0.5) / math.sinh(0.5 / scale) if scale > 1e-3 else 0.0
+            return law.spread * law.scale
+        return integer_noise.discrete_laplace_stddev(1.0 / law.scale)
+
+    @property
+    def _laplace(self) -> LaplaceNoise:
+        return LaplaceNoise(self.epsilon, _SENSITIVITY)
 
     @property
     def num_cells(self) -> int:
@@ -181,9 +186,8 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
             raise ValueError("counts must not be negative. Do they contain noise already?")
         if self.noise == "gaussian":
             return self._with_gaussian_noise(counts, rng)
-        scale = _SENSITIVITY / self.epsilon
         exact = counts.astype(np.float64 if self.noise == "laplace" else np.int64)
-        return integer_noise.with_noise(exact, "laplace", scale, self.epsilon, _SENSITIVITY, rng)
+        return self._laplace.add_to(exact, rng)
 
     def _with_gaussian_noise(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
         if not counts.size:
@@ -197,9 +201,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         steps = 1 << bits
         l2 = steps * _L2_SENSITIVITY
         scale = integer_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
-        exact = counts.astype(np.int64) * steps
-        noisy = integer_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
-        return noisy / float(steps)
+        return DiscreteGaussian(scale).add_to(counts.astype(np.int64) * steps, rng) / float(steps)
 
 
 def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:

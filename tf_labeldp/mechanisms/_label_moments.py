@@ -12,8 +12,13 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Setting
-from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms.base import FrozenAggregate
+from tf_labeldp.mechanisms.integer_noise import (
+    DiscreteGaussian,
+    FrozenWithNoise,
+    LaplaceNoise,
+    gaussian_scale,
+)
 from tf_labeldp.mechanisms.random_bits import Rng
 from tf_labeldp.mechanisms.users import UsersOfRows
 
@@ -27,7 +32,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
+class LabelMomentMechanism(FrozenWithNoise, FrozenAggregate):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance between two codes:
@@ -146,8 +151,8 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     def noise_stddev(self, num_rows: int, num_features: int) -> float:
         """Returns the standard deviation of the noise on each entry, for n labels, d features."""
         grid = self._grid(num_rows, num_features)
-        scale, _ = self._scale(grid, num_features)
-        return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
+        law = self._noise_law(grid, num_features)
+        return law.scale * grid.unit * law.spread
 
     @_validate.clears_frames
     def release(
@@ -221,8 +226,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         ``moments`` and ``totals`` are the sums of ``exact_sums`` over all parts; call it once.
         """
         grid = self._grid(num_rows, moments.shape[0])
-        scale, moved = self._scale(grid, moments.shape[0])
-        noisy = integer_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
+        noisy = self._noise_law(grid, moments.shape[0]).add_to(moments, rng)
         centred = self._coding.centre * (totals / grid.steps)
         return noisy * grid.unit - centred[:, np.newaxis]
 
@@ -251,16 +255,13 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         unit *= 0.5 * (high - low) / label_steps
         return _Grid(feature_steps / self.max_norm, label_steps, unit)
 
-    def _scale(self, grid: _Grid, num_features: int) -> tuple[float, float]:
-        """Returns the scale of the noise and the L1 sensitivity, both in grid steps."""
-        coding = self._coding
-        l2_code, l1_code = coding.l2 * grid.label_steps, coding.l1 * grid.label_steps
-        norm = self._row_steps(grid, num_features)
-        if self.noise == "gaussian":
-            entries = num_features * coding.columns
-            scale = integer_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
-            return scale, 0.0
-        return integer_noise.laplace_scale(self.epsilon, l1_code * norm), l1_code * norm
+    def _noise_law(self, grid: _Grid, num_features: int) -> LaplaceNoise | DiscreteGaussian:
+        """Returns the noise for the sensitivity: the distance of two codes times a row's norm."""
+        coding, norm = self._coding, self._row_steps(grid, num_features)
+        if self.noise == "laplace":
+            return LaplaceNoise(self.epsilon, math.ceil(coding.l1 * grid.label_steps * norm))
+        l2, entries = coding.l2 * grid.label_steps * norm, num_features * coding.columns
+        return DiscreteGaussian(gaussian_scale(self.epsilon, self.delta, l2, entries))
 
     def _row_steps(self, grid: _Grid, num_features: int) -> float:
         """Returns the largest L2 norm of a rounded row in grid steps, for Laplace noise the L1."""

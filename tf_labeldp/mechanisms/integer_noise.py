@@ -2,13 +2,15 @@
 
 Noise computed in floating point is not private, since the set of possible doubles depends on the
 label (Mironov 2012, "On significance of the least significant bits for differential privacy").
-Noise on labels is drawn by comparing uniform integers, with the algorithms of Canonne, Kamath and
-Steinke 2020, "The discrete Gaussian for differential privacy". Noise on statistics, whose scales
-exceed 53 bits, comes from OpenDP's exact samplers.
+A law of noise is a frozen value, and additive mechanisms differ by their law alone. ``draw`` gives
+the noise of labels, by comparing uniform integers with the algorithms of Canonne, Kamath and
+Steinke 2020, "The discrete Gaussian for differential privacy". ``add_to`` gives a noisy statistic,
+whose scale may exceed 53 bits, by OpenDP's exact samplers.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import decimal
 import functools
@@ -104,11 +106,6 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
             f"{epsilon:g}. Use another epsilon, fewer entries, or the moments of fewer rows."
         )
     return fitting_scale(sigma, epsilon, LARGEST_SCALE)
-
-
-def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
-    """Returns the scale of discrete Laplace noise, in grid steps; OpenDP may raise it."""
-    return fitting_scale(math.ceil(l1_sensitivity) / epsilon, epsilon, LARGEST_SCALE)
 
 
 def with_noise(
@@ -243,16 +240,12 @@ def geometric(size: int, decay: Fraction, rng: Rng) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceNoise:
-    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``, epsilon-DP for a shift by up to N.
-
-    The draws use the largest fraction s/t up to epsilon/N as their decay, so a shift by N changes a
-    probability by a factor of at most ``exp(N s / t) <= e^epsilon``. The noise is wider than the
-    formula by less than one part in 2^50.
+class ShiftNoise(abc.ABC):
+    """A law of symmetric noise on the integers that is epsilon-DP for a shift by up to N.
 
     Attributes:
-        epsilon: at least ``MIN_EPSILON``.
-        steps: N, the largest difference of two labels, in 1..``MAX_STEPS``.
+        epsilon: finite and above zero; at least ``MIN_EPSILON`` for ``draw``.
+        steps: N, the largest difference of two inputs; in 1..``MAX_STEPS`` for ``draw``.
     """
 
     epsilon: float
@@ -270,29 +263,65 @@ class LaplaceNoise:
             waiting = waiting[~kept]
         return noise
 
+    @abc.abstractmethod
     def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         """Returns draws of |x|, in which 0 has twice its probability (as 0 and as -0)."""
+
+    @abc.abstractmethod
+    def mass(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise = x] for integers x, as ``float64`` like x."""
+
+    @abc.abstractmethod
+    def tail(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise >= x] for integers x >= 0, as ``float64`` like x."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceNoise(ShiftNoise):
+    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``.
+
+    The draws use the largest fraction s/t up to epsilon/N as their decay, so a shift by N changes a
+    probability by a factor of at most ``exp(N s / t) <= e^epsilon``. The noise is wider than the
+    formula by less than one part in 2^50.
+    """
+
+    spread: ClassVar[float] = math.sqrt(2.0)
+    """Standard deviation of the continuous law over its scale."""
+
+    @property
+    def scale(self) -> float:
+        """The scale in grid steps, N / epsilon."""
+        return fitting_scale(self.steps / self.epsilon, self.epsilon, LARGEST_SCALE)
+
+    @property
+    def stddev(self) -> float:
+        """The standard deviation of the discrete law, in grid steps."""
+        return discrete_laplace_stddev(self.epsilon / self.steps)
+
+    def add_to(self, exact: np.ndarray, rng: Rng) -> np.ndarray:
+        """Returns a statistic whose L1 sensitivity is N with noise; continuous noise for floats."""
+        return with_noise(exact, "laplace", self.scale, self.epsilon, self.steps, rng)
+
+    def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         return geometric(size, decay_per_step(self.epsilon, self.steps), rng)
 
     def mass(self, x: np.ndarray) -> np.ndarray:
-        """Returns P[noise = x] for integers x, as ``float64`` like x."""
         decay = self.epsilon / self.steps
         return math.tanh(0.5 * decay) * np.exp(-decay * np.abs(x))
 
     def tail(self, x: np.ndarray) -> np.ndarray:
-        """Returns P[noise >= x] for integers x >= 0, as ``float64`` like x."""
         decay = self.epsilon / self.steps
         return np.exp(-decay * x) / (1.0 + math.exp(-decay))
 
 
-def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Returns magnitudes with random signs, and whether to keep each; -0 is drawn again."""
-    negative = random_bits.uniform_below(np.full(magnitudes.size, 2), rng) == 1
-    return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
+def discrete_laplace_stddev(decay: float) -> float:
+    """Returns the standard deviation of discrete Laplace noise with this decay per grid step."""
+    # Above, sinh overflows; the noise is zero except with probability e^-1000.
+    return math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class StaircaseNoise(LaplaceNoise):
+class StaircaseNoise(ShiftNoise):
     """Discrete staircase noise (``ghazi2023``, Definition 24).
 
     ``|x| = u + N v`` has the weight ``w(u) g^v``, where g >= e^-epsilon is drawn as in
@@ -345,6 +374,34 @@ class StaircaseNoise(LaplaceNoise):
 
     def _stair_weight(self) -> float:
         return self.first + math.exp(-self.epsilon) * (self.steps - self.first)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise, ``P[x] ~ exp(-x^2 / (2 scale^2))``.
+
+    Attributes:
+        scale: sigma in grid steps, as of ``gaussian_scale``; a whole number for ``draw``.
+    """
+
+    scale: float
+
+    spread: ClassVar[float] = 1.0
+    """Standard deviation over the scale."""
+
+    def draw(self, size: int, rng: Rng) -> np.ndarray:
+        """Returns ``size`` independent draws, ``int64``."""
+        return discrete_gaussian(size, int(self.scale), rng)
+
+    def add_to(self, exact: np.ndarray, rng: Rng) -> np.ndarray:
+        """Returns a statistic of integers with noise."""
+        return with_noise(exact, "gaussian", self.scale, 0.0, 0.0, rng)
+
+
+def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Returns magnitudes with random signs, and whether to keep each; -0 is drawn again."""
+    negative = random_bits.uniform_below(np.full(magnitudes.size, 2), rng) == 1
+    return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
 
 
 def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:

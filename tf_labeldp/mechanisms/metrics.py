@@ -14,9 +14,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms.base import FrozenAggregate
-from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
+from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, decay_per_step, geometric
 from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
 
 _STEPS = 1 << 20
@@ -176,9 +175,11 @@ class MetricMechanism(FrozenAggregate):
 
     def noise_stddev(self, num_labels: int) -> float:
         """Returns the standard deviation of the noise on the mean of ``num_labels`` labels."""
-        return (
-            _stddev_in_steps(self.epsilon / self.steps) * self.sensitivity / self.steps / num_labels
-        )
+        return self._noise.stddev * self.sensitivity / self.steps / num_labels
+
+    @property
+    def _noise(self) -> LaplaceNoise:
+        return LaplaceNoise(self.epsilon, self.steps)
 
     @_validate.clears_frames
     def release(
@@ -194,9 +195,7 @@ class MetricMechanism(FrozenAggregate):
             rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
         exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
-        scale = integer_noise.laplace_scale(self.epsilon, self.steps)
-        noisy = integer_noise.with_noise(exact, "laplace", scale, self.epsilon, self.steps, rng)
-        mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
+        mean = self._noise.add_to(exact, rng)[0] * (self.sensitivity / self.steps / len(labels))
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 
     @_validate.clears_frames
@@ -369,8 +368,11 @@ class LinearBinningMechanism(FrozenAggregate):
     @property
     def noise_stddev(self) -> float:
         """The standard deviation of the noise on each count."""
-        steps = self.sensitivity * _STEPS
-        return _stddev_in_steps(self.epsilon / steps) / _STEPS
+        return self._noise.stddev / _STEPS
+
+    @property
+    def _noise(self) -> LaplaceNoise:
+        return LaplaceNoise(self.epsilon, self.sensitivity * _STEPS)
 
     @_validate.clears_frames
     def release(
@@ -384,11 +386,7 @@ class LinearBinningMechanism(FrozenAggregate):
                 per class, (n, K). There is a cell at every whole number up to the largest position.
             rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
-        exact = self.exact_steps(labels, public_input)
-        sensitivity = self.sensitivity * _STEPS
-        scale = integer_noise.laplace_scale(self.epsilon, sensitivity)
-        noisy = integer_noise.with_noise(exact, "laplace", scale, self.epsilon, sensitivity, rng)
-        return noisy / _STEPS
+        return self._noise.add_to(self.exact_steps(labels, public_input), rng) / _STEPS
 
     @_validate.clears_frames
     def exact_steps(self, labels: Private[Any], positions: Public[Any]) -> np.ndarray:
@@ -423,8 +421,3 @@ class LinearBinningMechanism(FrozenAggregate):
                 f"expected positions from 0 to {_LAST_CELL}, got others. Scale or clip them."
             )
         return positions
-
-
-def _stddev_in_steps(decay: float) -> float:
-    """Returns the standard deviation of discrete Laplace noise with this decay per step."""
-    return math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0

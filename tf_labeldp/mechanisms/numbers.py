@@ -18,7 +18,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 from tf_labeldp.mechanisms import integer_noise, random_bits
 from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
-from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, StaircaseNoise
+from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, ShiftNoise, StaircaseNoise
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _MAX_WHOLE = 1 << 53
@@ -127,7 +127,7 @@ class AdditiveMechanism(BoundedMechanism):
 
     @property
     @abc.abstractmethod
-    def _noise(self) -> LaplaceNoise: ...
+    def _noise(self) -> ShiftNoise: ...
 
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         drawn = grid + self._noise.draw(grid.size, rng)
