@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import datetime
+import functools
 import itertools
 import numbers
 import re
@@ -467,7 +468,7 @@ class Classes(LabelKind):
                 if array.ndim == 1 and (array.dtype.kind == "f") == are_floats
             ]
             if places and (may_be_floats or not are_floats):
-                codes = _read_classes([flat[place] for place in places], self.names, model)
+                codes = _ClassColumns([flat[place] for place in places], self.names).read(model)
                 for place, found in zip(places, codes, strict=True):
                     arrays[place] = found
         return arrays
@@ -676,45 +677,90 @@ def class_table(
     return table
 
 
-def _read_classes(columns: list[np.ndarray], names: tuple[Hashable, ...], model: Any) -> list[Any]:
-    """Returns columns of class values, of codes, or of probabilities of the second of two classes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ClassColumns:
+    """Columns of predictions, each cell a class value, a code or a probability; all of one kind.
 
-    Probabilities, and floats that are neither, stay as they are.
+    A cell may be read in two ways, as its value and as its number: 1 is a value of the classes
+    1, 2, 3 and the code of another. A reading is the code of each distinct cell, and there is none
+    unless it fits all of them.
+
+    Attributes:
+        columns: the predictions, integers, texts or other values, or all of them floats.
+        names: the class values in the order of their codes.
     """
-    number, by_value = len(names), _lookup(names)
-    cells = [_moments(array).tolist() for array in columns]
-    distinct = list(dict.fromkeys(itertools.chain(*cells)))
-    are_floats = columns[0].dtype.kind == "f"
-    as_values: dict[Any, int] | None = None
-    as_others: dict[Any, int] | None = None
-    if all(_moment(cell) in by_value for cell in distinct):
-        as_values = {cell: by_value[_moment(cell)] for cell in distinct}
-    if are_floats and number == 2 and all(0.0 <= cell <= 1.0 for cell in distinct):
-        as_others = {cell: int(cell > 0.5) for cell in distinct}
-    elif all(type(cell) is int and 0 <= cell < number for cell in distinct):
-        as_others = {cell: cell for cell in distinct}
-    if as_values is None and as_others is None and not are_floats:
-        size = sum(map(len, cells))
-        known = sum(_moment(cell) in by_value for cell in itertools.chain(*cells))
-        raise ValueError(
-            f"expected predictions that are class values, or codes 0..{number - 1}, got "
-            f"{size - known} of {size} that are no class values. Give the result of predict, or "
+
+    columns: list[np.ndarray]
+    names: tuple[Hashable, ...]
+
+    @property
+    def are_floats(self) -> bool:
+        return self.columns[0].dtype.kind == "f"
+
+    @functools.cached_property
+    def cells(self) -> list[list[Any]]:
+        return [_moments(array).tolist() for array in self.columns]
+
+    @functools.cached_property
+    def distinct(self) -> list[Any]:
+        return list(dict.fromkeys(itertools.chain(*self.cells)))
+
+    def by_value(self) -> dict[Any, int] | None:
+        """Returns the code of each cell as a class value."""
+        lookup = _lookup(self.names)
+        codes = {cell: lookup.get(_moment(cell), -1) for cell in self.distinct}
+        return None if -1 in codes.values() else codes
+
+    def by_number(self) -> dict[Any, int] | None:
+        """Returns the code of each cell as a code, or as a probability of the second class."""
+        number = len(self.names)
+        if self.are_floats and number == 2 and all(0.0 <= cell <= 1.0 for cell in self.distinct):
+            return {cell: int(cell > 0.5) for cell in self.distinct}
+        # A boolean is no code: its type is not int.
+        if all(type(cell) is int and 0 <= cell < number for cell in self.distinct):
+            return {cell: cell for cell in self.distinct}
+        return None
+
+    def unknown(self) -> ValueError:
+        """Returns the error for cells of which some are no class values, and some no codes."""
+        lookup, cells = _lookup(self.names), list(itertools.chain(*self.cells))
+        unknown = sum(_moment(cell) not in lookup for cell in cells)
+        return ValueError(
+            f"expected predictions that are class values, or codes 0..{len(self.names) - 1}, got "
+            f"{unknown} of {len(cells)} that are no class values. Give the result of predict, or "
             "rows of probabilities."
         )
-    unclear = [
-        cell for cell in distinct if as_values and as_others and as_values[cell] != as_others[cell]
-    ]
-    if unclear and model is None:
-        raise ValueError(
-            f"expected class values or codes, got numbers that may be both: {unclear[0]!r} is a "
-            f"class value, and another class as a {'probability' if are_floats else 'code'}. Give "
-            f"the rows of predict_proba(x), or np.eye({number})[codes]."
+
+    def unclear(self, cell: Any) -> ValueError:
+        """Returns the error for a cell that is a class value, and as a number another class."""
+        number = "probability" if self.are_floats else "code"
+        return ValueError(
+            f"expected class values or codes, got numbers that may be both: {cell!r} is a "
+            f"class value, and another class as a {number}. Give the rows of predict_proba(x), or "
+            f"np.eye({len(self.names)})[codes]."
         )
-    has_values = bool(unclear) and classes_of_model(model) is not None
-    codes = as_values if as_others is None or has_values else as_others
-    if codes is None or (are_floats and codes is as_others):
-        return columns
-    return [np.fromiter(map(codes.__getitem__, part), np.int64, len(part)) for part in cells]
+
+    def read(self, model: Any) -> list[Any]:
+        """Returns the columns as codes; probabilities, and floats without a reading, unchanged.
+
+        All cells decide together, since a column of few classes fits both readings. Where they
+        differ, ``model`` decides.
+        """
+        by_value, by_number = self.by_value(), self.by_number()
+        if by_value is None and by_number is None and not self.are_floats:
+            raise self.unknown()
+        codes = by_value if by_number is None else by_number
+        if by_value is not None and by_number is not None and by_value != by_number:
+            if model is None:
+                differing = (cell for cell in self.distinct if by_value[cell] != by_number[cell])
+                raise self.unclear(next(differing))
+            if classes_of_model(model) is not None:
+                codes = by_value
+        if codes is None or (self.are_floats and codes is by_number):
+            return self.columns
+        return [
+            np.fromiter(map(codes.__getitem__, part), np.int64, len(part)) for part in self.cells
+        ]
 
 
 def classes_of_mechanism(mechanism: Any) -> int | None:
