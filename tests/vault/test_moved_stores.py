@@ -248,7 +248,7 @@ def test_a_copy_can_be_forgotten(store):
 
 def test_a_file_system_whose_numbers_change_is_not_asked(store, monkeypatch):
     """A store on such a disk records no place; one that comes from another disk is a copy."""
-    monkeypatch.setattr("tf_labeldp.vault.store.identity_of", lambda file: None)
+    monkeypatch.setattr("tf_labeldp.vault._record_files.identity_of", lambda file: None)
     with pytest.raises(LabelStoreError, match="confirm-move"):
         PrivateLabels(Y, 2, store=store)
     confirm_move(store)

@@ -68,7 +68,7 @@ class Stores:
             record.receipt.id: (record, ledger)
             for ledger in self.ledgers
             for record in ledger.records
-            if record.receipt is not None and (record.mechanism or record.array_names)
+            if record.receipt is not None and (record.output.mechanism or record.output.names)
         }
 
     @functools.cached_property

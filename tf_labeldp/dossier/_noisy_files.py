@@ -24,7 +24,6 @@ from tf_labeldp.dossier._files import (
 )
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
-    Mechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     RandomizedResponse,
@@ -222,11 +221,7 @@ def _matches(
     choices: list[list[Record]] = [
         *([record] for record in by_digest),
         list(stored),
-        [
-            record
-            for record in stored
-            if Mechanism.from_json(record.mechanism or {}).to_json(with_receipts=False) == own
-        ],
+        [record for record in stored if record.mechanism.to_json(with_receipts=False) == own],
         _in_sequence(noisy, stored),
     ]
     for records in choices:
@@ -317,7 +312,7 @@ def _check_by_receipts(
     if noisy.priors is not None:
         if noisy.priors.digest() not in [record.public_digest for record in records]:
             found.not_checked.append("its priors")
-    elif any("priors" in record.array_names for record in records):
+    elif any("priors" in record.output.names for record in records):
         found.problems.append("its priors differ from those of the draw")
 
 
@@ -345,7 +340,7 @@ def _rows_of(receipt: Receipt) -> np.ndarray:
 def _check_mechanism(noisy: NoisyLabels, records: Sequence[Record], found: Findings) -> None:
     own = noisy.mechanism
     for record in records:
-        drawn = Mechanism.from_json(record.mechanism or {})
+        drawn = record.mechanism
         # Stages have one mechanism: randomized response is that of a uniform prior.
         is_first_stage = (
             isinstance(drawn, RandomizedResponse)
@@ -376,10 +371,10 @@ def _check_priors(
     priors = noisy.priors
     differ = "its priors differ from those of the draw"
     if priors is None:
-        if any(record.priors is not None or "shift" in record.array_names for record in records):
+        if any(record.priors is not None or "shift" in record.output.names for record in records):
             found.problems.append(differ)
         return
-    shifts = [record.arrays["shift"] for record in records if "shift" in record.array_names]
+    shifts = [record.output.arrays["shift"] for record in records if "shift" in record.output.names]
     if not np.array_equal(np.concatenate(shifts)[order] if shifts else None, priors.shift):
         found.problems.append("its predictions differ from those that the draw subtracted")
         return
@@ -387,7 +382,7 @@ def _check_priors(
     if priors.values is not None and not np.array_equal(priors.values, values):
         found.problems.append(differ)
         return
-    drawn = [_priors_of(record) for record in records]
+    drawn = [record.priors for record in records]
     known = [each for each in drawn if each is not None]
     if not known:
         released = _released_priors(priors, stores)
@@ -412,16 +407,12 @@ def _rows_of_priors(noisy: NoisyLabels, records: Sequence[Record], width: int) -
     """
     rows = []
     for record in records:
-        priors = _priors_of(record)
+        priors = record.priors
         own = np.full(width, 1.0 / width) if priors is None else np.asarray(priors)
         if own.shape[-1] != width:
             return np.empty((0, width))
         rows.append(np.broadcast_to(own, (len(_output(noisy, record)[0]), width)))
     return np.concatenate(rows)
-
-
-def _priors_of(record: Record) -> Priors | None:
-    return None if record.priors is None else Priors(record.priors, record.arrays.get("groups"))
 
 
 def _released_priors(priors: Priors, stores: Stores) -> list[Priors]:
@@ -431,7 +422,7 @@ def _released_priors(priors: Priors, stores: Stores) -> list[Priors]:
         for receipt in priors.receipts
         if receipt.id in stores.records and priors.groups is None
     ]
-    released = [(record, Mechanism.from_json(record.mechanism or {})) for record in records]
+    released = [(record, record.mechanism) for record in records]
     return [
         NoisyStatistic(np.asarray(record.values), mechanism, receipts=record.receipts).priors()
         for record, mechanism in released

@@ -19,7 +19,6 @@ from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, Setting
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
-from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -217,15 +216,17 @@ def _audit_draws(
     skipped: dict[str, str],
 ) -> None:
     for record in records:
-        if record.receipt is None or record.receipt.kind != "draw" or record.mechanism is None:
+        drawn = record.output
+        if record.receipt is None or record.receipt.kind != "draw" or drawn.mechanism is None:
             continue
-        mechanism = Mechanism.from_json(record.mechanism)
+        mechanism = record.mechanism
         name = brief(repr(mechanism))
         if name in results or name in skipped:
             continue
         # Mechanisms of rows of labels can't be audited, nor those whose priors were erased.
         try:
-            results[name] = audit_mechanism(mechanism, public=record.priors, confidence=_CONFIDENCE)
+            priors = drawn.arrays.get("priors")
+            results[name] = audit_mechanism(mechanism, public=priors, confidence=_CONFIDENCE)
         except (TypeError, ValueError) as error:
             skipped[name] = str(error)
 

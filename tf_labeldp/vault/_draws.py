@@ -149,14 +149,14 @@ class DrawRequest:
 
     def has_input_of(self, record: Record) -> bool:
         """Returns whether a record was made from this public input."""
-        stored, value = record.public_digest, self.public.value
+        stored, value = record.output.public_digest, self.public.value
         if isinstance(value, _HasDigest):
             return stored is not None and bool(value.matches(stored))
         return stored == self.public.digest
 
     def check_is(self, record: Record, *, same_input: bool) -> None:
         """Raises if a record is that of another draw."""
-        stored, indices = Mechanism.from_json(record.mechanism or {}), record.indices
+        stored, indices = record.mechanism, record.indices
         ours, theirs = (each.to_json(with_receipts=False) for each in (self.mechanism, stored))
         agrees = {
             # A stored mechanism may lack arguments that were added since: it gets their defaults.
@@ -282,11 +282,11 @@ class Draws:
         if record is None:
             return self._new_record(request)
         same_input = not is_compared or request.has_input_of(record)
-        has_shift = "shift" in record.array_names
+        has_shift = "shift" in record.output.names
         if request.kind == "draw" and has_shift != (self._shift is not None):
             same_input = False  # labels for residuals, or the other way round
         elif has_shift and self._shift is not None:
-            stored, rows = record.arrays["shift"], request.rows
+            stored, rows = record.output.arrays["shift"], request.rows
             # Machines round differently.
             low, high = self._kind.label_range or (0.0, 0.0)
             most = _OTHER_SHIFT * (high - low)

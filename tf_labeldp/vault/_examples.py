@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, public_input
-from tf_labeldp.mechanisms import LabelMechanism, PeerToPeerRandomizedResponse, Priors
+from tf_labeldp.mechanisms import LabelMechanism, PeerToPeerRandomizedResponse
 from tf_labeldp.vault._draws import Sealed
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.noisy_labels import NoisyLabels
@@ -62,11 +62,7 @@ class Examples:
         if isinstance(mechanism, PeerToPeerRandomizedResponse):
             # A negative value stands for a peer that does not report.
             values, indices = values[values >= 0], indices[values >= 0]
-        priors = None
-        if record.priors is not None:
-            groups = record.arrays.get("groups")
-            priors = Priors(record.priors, groups, receipts=record.made_of)
-        names = self.kind.names
+        priors, names = record.priors, self.kind.names
         return NoisyLabels(
             values, indices, mechanism, priors, record.receipts, classes=names, of_part=is_part
         )

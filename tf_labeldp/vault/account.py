@@ -151,11 +151,12 @@ class Account:
         reserved: ReservedUses,
         unit: str = "label",
         actor: str | None = None,
+        users: UsersOfRows | None = None,
     ) -> None:
         self.label_set, self.budget, self.reserved = label_set, budget, reserved
         self._unit, self.actor = unit, actor or Receipt.actor_name()
         self.notes: tuple[Assumption, ...] = ()
-        self.users: UsersOfRows | None = None
+        self.users = users
         self.charged: dict[str, Receipt] = {}
         self.filtered = FilteredUses()
         self.of_project: list[Account] = []

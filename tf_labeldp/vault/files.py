@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 import secrets
 import stat
 import sys
@@ -35,6 +36,8 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _AT_CWD, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x1000, 0x800
 _SECONDS, _NANOSECONDS = 10, 11
 """Places of the time of birth in ``struct statx``, in words of 64 bits."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""Names of the temporary files of ``PlainFile``."""
 _NUMBERED_PER_MOUNT = ("fuse", "vfat", "msdos", "exfat")
 """Beginnings of the types of file systems whose inode numbers may change with each mount."""
 
@@ -123,6 +126,21 @@ class PlainFile:
             path = pathlib.Path(folder) / target.name
             yield path
             os.replace(path, target)
+
+    def write_in_store(
+        self,
+        content: bytes | Callable[[int], bytes],
+        *,
+        replace: bool = False,
+        durable: bool = True,
+    ) -> None:
+        """Writes a file of a store, as ``write``; a full disk raises a ``LabelStoreError``."""
+        try:
+            self.write(content, replace=replace, durable=durable)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise not_written(self.path, error) from None
 
     def take(self, temporary: pathlib.Path) -> None:
         """Gives this name to a file or folder, if it is free; the temporary name may remain."""
@@ -239,6 +257,18 @@ def has_content(path: pathlib.Path) -> bool:
         return False
     except PermissionError as error:
         raise not_read(path, error) from None
+
+
+def remove_claim(path: pathlib.Path) -> None:
+    """Removes the empty file of a process that was killed within ``PlainFile.take``."""
+    if os.path.lexists(path) and not has_content(path):
+        with contextlib.suppress(OSError):  # The claim stays, and its name is refused.
+            path.unlink()
+
+
+def is_temporary(name: str) -> bool:
+    """Returns whether ``PlainFile`` gave a file this name, which a killed process leaves behind."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def make_private(folder: pathlib.Path) -> None:

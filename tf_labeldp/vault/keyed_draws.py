@@ -380,9 +380,9 @@ class _LedgerOfKey(Ledger):
     """The ledger of a key without a vault: its releases add up, and no budget limits them."""
 
     def __init__(self, store: LabelStore) -> None:
-        labels, no_budget = store.label_set(), None
-        super().__init__(labels, no_budget, store)  # type: ignore[arg-type]
-        self.account = _AccountOfKey(labels, no_budget, ReservedUses(store))  # type: ignore[arg-type]
+        no_budget: Any = None  # which the account never reads
+        account = _AccountOfKey(store.label_set(), no_budget, ReservedUses(store.holders))
+        super().__init__(account, store)
 
     def receipts(self) -> tuple[Receipt, ...]:
         """Returns the receipts of all releases, with those of their inputs."""

@@ -25,7 +25,15 @@ from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault.account import Account
 from tf_labeldp.vault.label_kinds import LabelKind
-from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
+from tf_labeldp.vault.records import (
+    Arrival,
+    BudgetRaise,
+    DrawSettingsError,
+    LabelStoreError,
+    Output,
+    Record,
+    may_count,
+)
 from tf_labeldp.vault.reservations import PlannedUse, Reservation, TakenUse
 from tf_labeldp.vault.reserved_uses import ReservedUses
 from tf_labeldp.vault.store import LabelStore, Project
@@ -38,8 +46,8 @@ class Release:
 
     binding: str | None = None  # digest of mechanism and prior; None before registration
     receipts: tuple[Receipt, ...] = ()  # the receipt of the release comes last
-    rows: Record | None = None  # number and fingerprint of its rows
-    output: Record | None = None  # the noisy statistic
+    rows: Output | None = None  # number and fingerprint of its rows
+    output: Output | None = None  # the noisy statistic
     place: str | None = None  # file of the statistic, which 0.2 drew; 0.3 noted it
     sums: str | None = None  # file of exact sums that wait for their noise
 
@@ -53,8 +61,8 @@ class Release:
         if record.receipt is not None:
             self.binding = fields["binding"]
             self.receipts = record.receipts
-        self.rows = record if "bound" in record.array_names else self.rows
-        self.output = record if "values" in record.array_names else self.output
+        self.rows = record.output if "bound" in record.output.names else self.rows
+        self.output = record.output if "values" in record.output.names else self.output
         self.place = fields.get("output", self.place)
         self.sums = fields.get("sums", self.sums)
 
@@ -109,14 +117,11 @@ class Ledger:
 
     def __init__(
         self,
-        label_set: LabelSet,
-        budget: PrivacyBudget,
+        account: Account,
         store: LabelStore | None = None,
         project: Project | None = None,
-        unit: str = "label",
-        actor: str | None = None,
     ) -> None:
-        self.account = Account(label_set, budget, ReservedUses(store), unit, actor)
+        self.account = account
         self.records: list[Record] = []  # in order, with charges of the rest of a project
         self.draws: dict[str, Record] = {}  # draws and releases by name
         self.releases: defaultdict[str, Release] = defaultdict(Release)  # of engines, by name
@@ -143,10 +148,9 @@ class Ledger:
         ``rows`` are the examples with a label.
         """
         if store is None:
-            label_set = LabelSet.new(len(labels), people)
-            ledger = cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
-            ledger.account.users = users
-            return ledger
+            label_set, reserved = LabelSet.new(len(labels), people), ReservedUses(None)
+            # Without a store, the budget is not None: the vault checks its arguments.
+            return cls(Account(label_set, budget, reserved, kind.unit, actor, users))  # type: ignore[arg-type]
         header = kind.header()
         if users is not None:
             header["users"] = PublicInput.digest_of(users.in_order_of_rows().codes)
@@ -157,8 +161,9 @@ class Ledger:
                 settings = header | ({"project": project.name} if project else {})
                 shared = _first_budget(budget, store, project)
                 store.create_for(labels, rows, people, shared, **settings)
-            ledger = cls(*store.look(), store, project, kind.unit, actor)
-            ledger.account.users = users
+            reserved = ReservedUses(store.holders)
+            account = Account(*store.look(), reserved, kind.unit, actor, users)
+            ledger = cls(account, store, project)
             if project is not None:
                 project.join(ledger.label_set.name)
             ledger._read_new_records()
@@ -179,11 +184,11 @@ class Ledger:
     @classmethod
     def of_opened(cls, store: LabelStore, *, alone: bool = False) -> Ledger:
         """Reads the ledger of a store whose labels are not there, such as by the key in it."""
-        label_set, budget = store.look()
-        project = Project(store.path) if store.in_project and not alone else None
-        header = store.header()
+        header, reserved = store.header(), ReservedUses(store.holders)
         unit = "user" if "users" in header else LabelKind.of_header(header).unit
-        ledger = cls(label_set, budget, store, project, unit)
+        account = Account(*store.look(), reserved, unit)
+        project = Project(store.path) if store.in_project and not alone else None
+        ledger = cls(account, store, project)
         with ledger.turn():
             return ledger
 
@@ -261,10 +266,9 @@ class Ledger:
             self.account.give_back_not_charged(
                 use.id for record in other.records for use in record.made_of if use.plan
             )
-        raised = [record for record in new if record.budget is not None]
+        raised = [record for record in new if record.raised is not None]
         if raised and other.budget != self.budget and _covers(other.budget, self.budget):
-            last = raised[-1]
-            self.keep(budget=last.budget, reason=last.reason, time=last.time, actor=last.actor)
+            self.keep(raised=raised[-1].raised)
         other._taken += len(new)
 
     def arrive(self, arrival: Arrival, labels: np.ndarray, number: int) -> None:
@@ -317,8 +321,8 @@ class Ledger:
             self.releases[record.release["name"]].follow(record, record.release)
         if receipt is not None and not self.account.charge(receipt):
             record = dataclasses.replace(record, receipt=None)
-        if record.budget is not None:
-            self.account.budget = record.budget
+        if record.raised is not None:
+            self.account.budget = record.raised.budget
         if record.reservation is not None:
             self.account.follow(record.reservation, record.made_of)
         self.records.append(record)
@@ -449,9 +453,8 @@ class Ledger:
                     f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
                     "stop earlier; remaining() returns the rest."
                 )
-            self.keep(
-                budget=budget, reason=reason, time=Receipt.timestamp(), actor=self.account.actor
-            )
+            time, actor = Receipt.timestamp(), self.account.actor
+            self.keep(raised=BudgetRaise(budget, reason, time, actor))
 
     def remaining(self, rows: np.ndarray | None = None) -> float:
         """Returns the largest epsilon of one more pure-DP use of these examples; None for all."""

@@ -14,11 +14,12 @@ import pathlib
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._version import __version__
 from tf_labeldp.accounting import (
     Assumption,
     LabelSet,
@@ -29,12 +30,15 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.receipt import Examples
+from tf_labeldp.mechanisms import Mechanism, Priors
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 
 FORMAT = 4
 """The format of a store; ``FORMAT`` in accounting/receipts.py says when it rises. 0.3 wrote 3, and
 refuses 4: it does not know the place in ``last-record``."""
+_OF_0_2, _OLDEST = 2, 3
+"""The format of a store of 0.2, and the oldest that is read, of a store as of a record."""
 KEY_FILE = "labels.key"
 """The file of the secret key of keyed draws."""
 _LEAST_UNPACKED, _MOST_RATIO = 1 << 26, 200
@@ -80,55 +84,78 @@ class Arrival:
         return self.total == total and np.array_equal(self.rows, rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class BudgetRaise:
+    """A budget that replaces a lower one: who raised it, when, and why."""
+
+    budget: PrivacyBudget
+    reason: str
+    time: str  # UTC
+    actor: str
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Record:
-    """One entry of a ledger: a charge with its output, a fact about a release, or a budget."""
+class Output:
+    """The arrays that a use returned, and what they were made from.
 
-    PLAIN: ClassVar[tuple[str, ...]] = (
-        *("reason", "time", "actor"),
-        *("mechanism", "public_digest", "release", "reservation"),
-    )
-    """Names of the fields that JSON stores unchanged."""
-    number: int = 0  # place in the ledger
-    receipt: Receipt | None = None  # the charge
-    budget: PrivacyBudget | None = None  # a new budget, with its reason, time and actor
-    reason: str = ""
-    time: str = ""
-    actor: str = ""
-    mechanism: dict[str, Any] | None = None  # from `mechanisms.serialize`
-    public_digest: str | None = None  # digest of the public input
-    made_of: tuple[Receipt, ...] = ()  # receipts of the public input, or of the weights
-    release: dict[str, Any] | None = None  # an engine's: `name`, and `binding` at registration
-    weights: tuple[str, ...] = ()  # digests of a model's weights
-    # A reservation has the receipts of its uses in `made_of`: `plan`, and `holder`, the name of a
-    # process's lock; or `plan` and `given_back`, ids of receipts.
-    reservation: dict[str, Any] | None = None
-    array_names: tuple[str, ...] = ()
-    load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays; none if forgotten
+    Attributes:
+        mechanism: the mechanism of a draw or a release, from ``Mechanism.to_json``.
+        public_digest: the digest of its public input.
+        names: names of the arrays, which are known before they are read.
+        load: reads the arrays; there are none once a store is forgotten.
+    """
 
-    @classmethod
-    def of(cls, arrays: Mapping[str, Any] | None = None, **fields: Any) -> Record:
-        """Returns a record without arrays that are None; rising indices are in its receipt."""
-        kept = {name: array for name, array in (arrays or {}).items() if array is not None}
-        indices = kept.pop("indices", None)
-        record = cls(array_names=tuple(kept), load=lambda: kept, **fields)
-        if indices is not None and not np.array_equal(record.indices, indices):
-            kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
-            record = dataclasses.replace(record, array_names=tuple(kept))
-        return record
-
-    def plain_fields(self) -> dict[str, Any]:
-        """Returns the fields that JSON stores unchanged, and that are set."""
-        fields: tuple[Any, ...] = (
-            *(self.reason, self.time, self.actor, self.mechanism),
-            *(self.public_digest, self.release, self.reservation),
-        )
-        return {name: field for name, field in zip(self.PLAIN, fields, strict=True) if field}
+    mechanism: dict[str, Any] | None = None
+    public_digest: str | None = None
+    names: tuple[str, ...] = ()
+    load: Callable[[], dict[str, np.ndarray]] = dict
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays, read at their first use."""
         return self.load()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+    """One entry of a ledger: a charge with its output, a fact about a release, or a budget.
+
+    Attributes:
+        number: its place in the ledger.
+        receipt: the charge.
+        made_of: receipts of the public input, or of the weights.
+        output: what the use returned.
+        raised: a new budget.
+        weights: digests of a model's weights.
+        release: of an engine: ``name``, and ``binding`` at registration.
+        reservation: ``plan``, and ``holder``, the name of a process's lock, with the receipts of
+            the uses in ``made_of``; or ``plan`` and ``given_back``, ids of receipts.
+    """
+
+    number: int = 0
+    receipt: Receipt | None = None
+    made_of: tuple[Receipt, ...] = ()
+    output: Output = Output()
+    raised: BudgetRaise | None = None
+    weights: tuple[str, ...] = ()
+    release: dict[str, Any] | None = None
+    reservation: dict[str, Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Mapping[str, Any] | None = None,
+        mechanism: dict[str, Any] | None = None,
+        public_digest: str | None = None,
+        **fields: Any,
+    ) -> Record:
+        """Returns a record without arrays that are None; rising indices are in its receipt."""
+        kept = {name: array for name, array in (arrays or {}).items() if array is not None}
+        indices = kept.pop("indices", None)
+        if indices is not None and not np.array_equal(_rows_of(fields.get("receipt")), indices):
+            kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
+        output = Output(mechanism, public_digest, tuple(kept), lambda: kept)
+        return cls(output=output, **fields)
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
@@ -136,29 +163,41 @@ class Record:
         return Receipts.merged(self.made_of, () if self.receipt is None else (self.receipt,))
 
     @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism of a draw or a release; a record of anything else raises an error."""
+        return Mechanism.from_json(self.output.mechanism or {})
+
+    @property
     def key(self) -> str | None:
         """The name of a draw that the vault returns again, or None."""
-        is_draw = self.release is None and "values" in self.array_names
+        is_draw = self.release is None and "values" in self.output.names
         return self.receipt.key if is_draw and self.receipt is not None else None
 
     @property
     def indices(self) -> np.ndarray:
         """The examples of the receipt, ``int64`` (m,), in the order of the draw."""
-        if "indices" in self.array_names:
-            return self.arrays["indices"].astype(np.int64)
-        if self.receipt is None or self.receipt.examples is None:
-            return np.arange(0 if self.receipt is None else self.receipt.labels.size)
-        return np.asarray(self.receipt.examples)
+        if "indices" in self.output.names:
+            return self.output.arrays["indices"].astype(np.int64)
+        return _rows_of(self.receipt)
 
     @property
     def values(self) -> np.ndarray | None:
         """The output; None for steps and for a failed draw."""
-        return self.arrays.get("values")
+        return self.output.arrays.get("values")
 
     @property
-    def priors(self) -> np.ndarray | None:
-        """The priors of the draw, (K,), (m, K) or (C, K), or None."""
-        return self.arrays.get("priors")
+    def priors(self) -> Priors | None:
+        """The priors of the draw, with the receipts of the public input; None without priors."""
+        arrays = self.output.arrays
+        if "priors" not in arrays:
+            return None
+        return Priors(arrays["priors"], arrays.get("groups"), receipts=self.made_of)
+
+
+def _rows_of(receipt: Receipt | None) -> np.ndarray:
+    if receipt is None or receipt.examples is None:
+        return np.arange(0 if receipt is None else receipt.labels.size)
+    return np.asarray(receipt.examples)
 
 
 def is_charged(receipt: Receipt) -> bool:
@@ -313,6 +352,21 @@ class SealedFields(dict[str, Any]):
             raise LabelStoreError(
                 f"{path} was edited or is damaged: {role}. Restore the file from a backup."
             )
+
+
+def check_format(path: str | os.PathLike[str], version: Any, newest: int) -> None:
+    """Raises unless this version reads a store or a record of this format."""
+    if version in range(_OLDEST, newest + 1):
+        return
+    advice = "Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
+    if isinstance(version, int) and version > newest:
+        advice = "A newer version of tf-labeldp wrote it: update tf-labeldp."
+    elif version == _OF_0_2:
+        advice = "0.2 wrote it: open it with 0.3 once, which brings it to format 3."
+    raise LabelStoreError(
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats {_OLDEST} to "
+        f"{newest}. Nothing was changed. {advice}"
+    )
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import Charge, Receipt
+from tf_labeldp.vault._locks import Holders
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.reservations import RUNNING, PlannedUse
-from tf_labeldp.vault.store import LabelStore
 
 _ROUNDING = 1e-9
 """Relative slack for a cost that was computed in two ways."""
@@ -28,8 +28,8 @@ class ReservedUses:
         num_records: records of reservations, which shift no seeded draw.
     """
 
-    def __init__(self, store: LabelStore | None) -> None:
-        self._store = store
+    def __init__(self, locks: Holders | None) -> None:
+        self._locks = locks  # None in memory, where no other process can reserve
         self.uses: dict[str, Receipt] = {}
         self.inputs: dict[str, list[Receipt]] = {}
         self.num_records = 0
@@ -115,7 +115,7 @@ class ReservedUses:
         """Returns the name of a new holder, who is ``locked`` if there is something to hold."""
         holder = secrets.token_hex(16)
         if locked:
-            self._held[holder] = None if self._store is None else self._store.hold(holder)
+            self._held[holder] = None if self._locks is None else self._locks.hold(holder)
         return holder
 
     def release(self, holder: str) -> None:
@@ -125,8 +125,8 @@ class ReservedUses:
         lock = self._held.pop(holder)
         if lock is not None:
             lock.release()
-        if self._store is not None:
-            self._store.remove_holder(holder)
+        if self._locks is not None:
+            self._locks.remove(holder)
 
     def is_running(self, plan: str) -> bool:
         """Returns whether a running process is known to work on a plan."""
@@ -137,9 +137,9 @@ class ReservedUses:
         return any(self._is_held(holder) is not False for holder in self._holders[plan])
 
     def _is_held(self, holder: str) -> bool | None:
-        if self._store is None or holder in self._held:
+        if self._locks is None or holder in self._held:
             return holder in self._held
-        return self._store.is_held(holder)
+        return self._locks.is_held(holder)
 
 
 def is_about(use: Receipt, charge: Charge, examples: np.ndarray | None) -> bool:

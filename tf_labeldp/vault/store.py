@@ -28,8 +28,6 @@ Processes that share a store lock it from reading new records to writing their o
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import hashlib
 import json
 import os
@@ -43,29 +41,28 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._version import __version__
-from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt, ReceiptError
+from tf_labeldp.accounting import LabelSet, PrivacyBudget
+from tf_labeldp.vault._locks import LOCK, Holders, locked_folder
+from tf_labeldp.vault._record_files import RecordFiles
 from tf_labeldp.vault.files import (
     LabelStoreError,
     PlainFile,
     check_private,
     damaged,
     has_content,
-    identity_of,
-    is_same_file,
+    is_temporary,
     make_private,
-    not_written,
-    open_plain,
     read_json,
+    remove_claim,
     tighten,
 )
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
-    Arrays,
     Arrival,
     Record,
     SealedFields,
+    check_format,
     fingerprint_of,
     read_key,
 )
@@ -73,26 +70,10 @@ from tf_labeldp.vault.records import (
 SUMS = "private-sums"
 """The folder of exact sums that wait for their noise."""
 _FINGERPRINT = "PRIVATE-fingerprint"
-_LOCK = ".lock"
-_RECORDS, _LAST = "records", "last-record"
-_FOLDERS = (_RECORDS, SUMS, "networks", "stages")
-_LINE = re.compile(rb"(\d{10}) ([ 0-9a-f]{64})(?: (-|\d+(?:\.\d+){3}))?\n")
-"""The content of ``last-record``: the number of records, the last digest, and the place. 0.3 wrote
-no place."""
+_FOLDERS = (RecordFiles.FOLDER, SUMS, "networks", "stages")
 _PROJECT = "project.json"
 _FEW = 20
 """Fewer labels may well equal those of other examples."""
-_HOLDER = ".reserved-"
-"""The prefix of the lock files of processes with a reservation."""
-_OF_0_2, _OLDEST = 2, 3
-"""The format of a store of 0.2, and the oldest that is read."""
-_RECORD_FORMAT = 4
-"""The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
-receipts with the fields of a plan damaged."""
-_RECORD = {"format", "version", "number", *Record.PLAIN} | {
-    *("receipt", "budget", "made_of", "weights", "arrays")
-}
-"""Fields of a record."""
 _NEEDED = {"label_set", "people", "num_labels"}
 _KINDS = {"num_classes", "range", "labels_in_row"}
 """Fields of the kinds of labels, of which the header of a vault has one."""
@@ -110,7 +91,6 @@ _HEADER: dict[str, Any] = {
     "users": str,
 }
 """Fields of a header with the types of their values."""
-_NAME_OF_HOLDER = re.compile("[0-9a-f]{32}")
 _ERASED = (
     "PRIVATE-*",
     f"{KEY_FILE}*",
@@ -119,17 +99,13 @@ _ERASED = (
     "networks",
     "stages",
     ".*.tmp",
-    f"{_HOLDER}*",
+    f"{Holders.PREFIX}*",
     "draws",
     "charges",
     "weights",
 )
 """Files that ``forget`` erases, with the arrays of all records; others are left untouched. The last
 three are of 0.2: an upgrade by 0.3 that was killed leaves them."""
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-"""Names of the temporary files of ``PlainFile``; a killed process may leave one behind."""
-_NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
-"""Errors of a file system without locks, or a read-only one: ``PlainFile`` detects collisions."""
 
 
 class LabelStore:
@@ -144,12 +120,9 @@ class LabelStore:
     ) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
         self.read_only = read_only
-        self._records = os.fspath(self.path / _RECORDS)
+        self.holders = Holders(self.path)
+        self._records = RecordFiles(self.path)
         self._asked_in_project = in_project
-        self._digests: list[str] = []  # the name of the label set, then those of the read records
-        self._receipts: list[Receipt | None] = []  # of the read records
-        self._numbers: dict[str, int] = {}  # record numbers by receipt id
-        self._unread: list[Record] = []  # that were read, and not returned
         self._label_set: str | None = None
         self._is_alone = False  # whether this process has the lock, in its turn
         self._may_be_moved = False  # whether the owner has confirmed that no other copy is used
@@ -289,7 +262,7 @@ class LabelStore:
         content = {"salt": salt, "digest": digests[0]}
         later = {"later": digests[1:]} if digests[1:] else {}
         text = json.dumps({**content, **later}, indent=2)
-        self._publish(_FINGERPRINT, text.encode(), replace=True)
+        PlainFile(self.path / _FINGERPRINT).write_in_store(text.encode(), replace=True)
 
     def create_for(
         self,
@@ -320,11 +293,9 @@ class LabelStore:
             "num_labels": label_set.size,
             **settings,
         }
-        make_private(self.path / _RECORDS)
-        self._digests = [label_set.name]
-        self._write_last()
+        self._records.begin(label_set.name)
         try:
-            self._publish("header.json", SealedFields(header).to_bytes())
+            self._write_header(header)
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process is making the store {self.path} now. Open it again."
@@ -390,13 +361,7 @@ class LabelStore:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-        for path in (self.path / _RECORDS).iterdir():
-            if _TEMPORARY.fullmatch(path.name):
-                path.unlink()
-                continue
-            fields, _, arrays = PlainFile(path).read(None).partition(b"\n")
-            if arrays:
-                PlainFile(path).write(fields + b"\n", replace=True)
+        self._records.erase_arrays()
         left = []
         for release, place in elsewhere:
             # Records may come from someone else: no other file is deleted.
@@ -405,7 +370,7 @@ class LabelStore:
                 left.append(place)
             else:
                 file.unlink(missing_ok=True)
-        kept = ("header.json", _RECORDS, _LAST, _LOCK)
+        kept = ("header.json", RecordFiles.FOLDER, RecordFiles.LAST, LOCK)
         return left + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
 
     @_validate.clears_frames
@@ -434,11 +399,14 @@ class LabelStore:
         if self._label_set is None:
             self._make_folder()
         self._check_still_there()
-        with self._lock() as is_alone:
+        folder = self.path.parent if self.in_project else self.path
+        if folder != self.path:
+            check_private(folder, follow=True)
+        with locked_folder(folder, is_shared=folder != self.path) as is_alone:
             self._is_alone = is_alone
             if self._label_set is None and is_alone:
                 for name in ("header.json", _FINGERPRINT, KEY_FILE):
-                    _remove_claim(self.path / name)
+                    remove_claim(self.path / name)
             if self._label_set is None and self.exists():
                 if check is not None:
                     check()
@@ -446,84 +414,16 @@ class LabelStore:
             self._check_still_there()
             yield
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[bool]:
-        folder = self.path.parent if self.in_project else self.path
-        if folder != self.path:
-            check_private(folder, follow=True)
-        PlainFile(folder / _LOCK).check_lock()
-        lock = _lock_of(folder / _LOCK, os.getpid())
-        try:
-            lock.acquire()
-        except (NotImplementedError, OSError) as error:
-            number = error.errno if isinstance(error, OSError) else errno.ENOSYS
-            if number not in _NO_LOCKS:
-                raise not_written(folder / _LOCK, error) from None  # type: ignore[arg-type]
-            if number in (errno.ENOLCK, errno.ENOSYS) and folder != self.path:
-                # Two stores write records of two names, so no collision shows.
-                raise LabelStoreError(
-                    f"expected file locks in {folder}, whose stores share a budget, got a file "
-                    "system without them. Move the project to a local disk."
-                ) from None
-        try:
-            yield lock.is_locked
-        finally:
-            lock.release()
-
-    def hold(self, holder: str) -> Any:
-        """Returns a lock of this name, which is free when this process ends; None without locks."""
-        lock = self._lock_of(holder)
-        try:
-            lock.acquire()
-        except (NotImplementedError, OSError):
-            with self._explained(self._holder_file(holder)):
-                PlainFile(self._holder_file(holder)).write(b"")
-            return None
-        return lock
-
-    def is_held(self, holder: str) -> bool | None:
-        """Returns whether a running process holds the lock of this name; None without locks."""
-        import filelock
-
-        if not os.path.lexists(self._holder_file(holder)):
-            return False
-        PlainFile(self._holder_file(holder)).check_lock()
-        lock = self._lock_of(holder)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            return True
-        except (NotImplementedError, OSError):
-            return None
-        lock.release()
-        return False
-
-    def remove_holder(self, holder: str) -> None:
-        """Removes the file of a lock whose process has ended."""
-        with contextlib.suppress(OSError):
-            self._holder_file(holder).unlink()
-
-    def _holder_file(self, holder: str) -> pathlib.Path:
-        return self.path / f"{_HOLDER}{holder}"
-
-    def _lock_of(self, holder: str) -> Any:
-        import filelock
-
-        path = self._holder_file(holder)
-        return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
-
     def _finish_interrupted_writes(self, is_alone: bool) -> None:
         """Completes what a killed process began."""
         if is_alone:  # No live process is writing these files.
-            for name in ("header.json", _FINGERPRINT, KEY_FILE, _LAST, f"{_RECORDS}/"):
+            names = ("header.json", _FINGERPRINT, KEY_FILE)
+            for name in (*names, RecordFiles.LAST, f"{RecordFiles.FOLDER}/"):
                 folder, _, begins = name.rpartition("/")
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
                     with contextlib.suppress(OSError):
                         path.unlink()
-            for path in self.path.glob(f"{_HOLDER}*"):
-                holder = path.name.removeprefix(_HOLDER)
-                if self.is_held(holder) is False:
-                    self.remove_holder(holder)
+            self.holders.remove_ended()
         key = self.path / KEY_FILE
         if key.exists() and "forgotten" not in self.header():
             self.bind_key(read_key(key))
@@ -533,74 +433,19 @@ class LabelStore:
         header = self.header()
         self.num_labels = header["num_labels"]
         self.is_forgotten = "forgotten" in header
-        # This file is read first: records may be ahead of it, after a kill or during a write.
-        is_first = not self._digests
-        content, place = self._read_last(is_first)
-        self._digests = self._digests or [header["label_set"]]
-        self._read_on(self.is_forgotten)
-        line = _LINE.fullmatch(content)
-        number = int(line[1]) if line else len(self._receipts)
-        is_torn = self._is_torn(content)
-        if number > len(self._receipts) and not is_torn:
-            if os.path.lexists(path := f"{self._records}/{len(self._receipts):06d}"):
-                raise damaged(path)
-            raise LabelStoreError(
-                f"The store {self.path} lacks record {len(self._receipts)}, of {number}, and with "
-                "it a charge. Restore this file from a copy; an older copy of the whole folder "
-                "lacks later charges."
-            )
-        if not is_torn and (line is None or line[2] != self._line(number)[11:]):
-            raise damaged(self.path / _LAST)
-        if self.read_only:
-            return self._taken()
-        written = None if is_torn or line is None else line[3]
-        if is_first and written is not None:
-            self._check_place(written.decode(), place)
-        if number < len(self._receipts) or written is None:
+        check_place = not (self.read_only or self._may_be_moved)
+        is_behind = self._records.read(header, check_place=check_place)
+        if is_behind and not self.read_only:
             # On a read-only disk nothing is drawn either.
             with contextlib.suppress(LabelStoreError):
                 if header["format"] != FORMAT:
                     self._replace_header(format=FORMAT)
-                self._write_last()
-        return self._taken()
+                self._records.write_last()
+        return self._records.taken()
 
-    def _is_torn(self, content: bytes) -> bool:
-        """Returns whether the last write of ``last-record`` was cut.
-
-        Such a file begins as the line of the present records, and goes on with nothing, or as an
-        earlier line that the write was to replace.
-        """
-        line = self._line(len(self._receipts))
-        if _LINE.fullmatch(content) and content.startswith(line):
-            return False
-        pairs = enumerate(zip(line, content, strict=False))
-        same = next((at for at, (a, b) in pairs if a != b), min(len(line), len(content)))
-        rest = content[same:]
-        if same == len(line):
-            return re.fullmatch(rb"[-\d. ]*\0*", rest) is not None
-        earlier = (self._line(number) + b"\n" for number in range(len(self._receipts)))
-        return not rest.strip(b"\0") or any(rest == old[same:] for old in earlier)
-
-    def _line(self, number: int) -> bytes:
-        """Returns the line of ``last-record`` with this number of records, without its place."""
-        digest = self._digests[number] if number else "0" * 64
-        return f"{number:010d} {digest:>64}".encode()
-
-    def _check_place(self, written: str, place: str) -> None:
-        """Raises if the file was written in another folder, or as another file."""
-        if self._may_be_moved or not os.access(self.path, os.W_OK):
-            return
-        old, new = (
-            [] if text == "-" else list(map(int, text.split("."))) for text in (written, place)
-        )
-        pairs = [] if old == new == [] else [(old[:2], new[:2]), (old[2:], new[2:])]
-        if len(old) != len(new) or not all(is_same_file(*pair) for pair in pairs):
-            raise LabelStoreError(
-                f"expected the store {self.path} where it was last used, got a copy, a restored "
-                "backup, or a store that was moved to another disk. Two copies would spend its "
-                "budget twice, and a backup lacks later charges. If this is the newest copy and no "
-                f"other is used, run once: tf-labeldp confirm-move {self.path}"
-            )
+    def append(self, record: Record) -> list[Record]:
+        """Writes a record to disk after those that were read, and returns it as it is read."""
+        return self._records.append(record, is_alone=self._is_alone)
 
     def confirm_move(self, time: str, actor: str) -> None:
         """Accepts the store where it is; called within ``locked``."""
@@ -608,170 +453,7 @@ class LabelStore:
         self.new_records()
         moves = self.header().get("moved", [])
         self._replace_header(format=FORMAT, moved=[*moves, {"time": time, "actor": actor}])
-        self._write_last()
-
-    def _read_on(self, forgotten: bool) -> None:
-        while (record := self._read_record(len(self._receipts), forgotten)) is not None:
-            self._receipts.append(record.receipt)
-            if record.receipt is not None:
-                self._numbers.setdefault(record.receipt.id, record.number)
-            self._unread.append(record)
-
-    def _taken(self) -> list[Record]:
-        """Returns the records that were read, also before a check that failed, and not returned."""
-        records, self._unread = self._unread, []
-        return records
-
-    def append(self, record: Record) -> list[Record]:
-        """Writes a record to disk after those that were read, and returns it as it is read."""
-        number = len(self._receipts)
-        arrays = {name: record.arrays[name] for name in record.array_names}
-        content = Arrays(arrays).to_bytes(compressed="indices" in arrays) if arrays else b""
-        budget = record.budget
-        fields = {
-            "format": _RECORD_FORMAT,
-            "version": __version__,
-            "number": number,
-            **record.plain_fields(),
-            "receipt": None if record.receipt is None else record.receipt.to_json(),
-            "budget": None if budget is None else [budget.epsilon, budget.delta],
-            "made_of": self._shortened(record.made_of),
-            "weights": list(record.weights),
-            "arrays": [_digest(content), *arrays] if arrays else [],
-        }
-        text = json.dumps(
-            {name: value for name, value in fields.items() if value not in (None, [])}
-        )
-        digest = _digest(f"{self._digests[-1]}{text}".encode())
-        path = self.path / _RECORDS / f"{number:06d}"
-        if self._is_alone:
-            _remove_claim(path)
-        try:
-            self._publish(f"{_RECORDS}/{number:06d}", f"{digest} {text}\n".encode() + content)
-        except FileExistsError:
-            if not has_content(path):
-                raise LabelStoreError(
-                    f"Another process is writing record {number} to the store {self.path}, or was "
-                    "killed while it did. Nothing was returned here. Try again; if no process uses "
-                    f"the store, remove the empty file {path}."
-                ) from None
-            raise LabelStoreError(
-                f"Another process has written record {number} to the store {self.path} since this "
-                "process read it. Nothing was returned here. Open the store again."
-            ) from None
-        self._read_on(False)
-        # Without this file the records are whole, so a full disk keeps no draw back.
-        with contextlib.suppress(LabelStoreError):
-            self._write_last()
-        return self._taken()
-
-    def _read_record(self, number: int, forgotten: bool) -> Record | None:
-        """Returns a record, whose arrays are read at their first use; None if there is none."""
-        # Every turn looks for a next record, and pathlib would take most of its time.
-        path = f"{self._records}/{number:06d}"
-        try:
-            line, content = _read_parts(path)
-        except FileNotFoundError:
-            return None
-        if not line:  # A process has claimed the name, and not written the record yet.
-            return None
-        digest, _, text = line.rstrip(b"\n").partition(b" ")
-        try:
-            fields = _validate.json_of(text)
-            if fields["format"] > _RECORD_FORMAT:
-                raise _unknown_format(path, fields["format"], _RECORD_FORMAT)
-            if not line.endswith(b"\n") or fields["number"] != number:
-                raise damaged(path)
-            if digest.decode() != _digest(self._digests[-1].encode() + text):
-                raise damaged(path)
-            if unknown := sorted(fields.keys() - _RECORD):
-                field = f"the field {unknown[0]!r}"
-                raise ReceiptError.of_newer("this record was", field, fields["version"])
-            expected, *names = fields.get("arrays") or [""]
-            if not (forgotten and not content) and _digest(content) != expected:
-                raise damaged(path)
-            holder = fields.get("reservation", {}).get("holder", "0" * 32)
-            if not _NAME_OF_HOLDER.fullmatch(holder):  # It becomes the name of a file.
-                raise damaged(path)
-            receipt, budget = fields.get("receipt"), fields.get("budget")
-            self._digests.append(digest.decode())
-            return Record(
-                number,
-                receipt=None if receipt is None else self._receipt(receipt),
-                budget=None if budget is None else PrivacyBudget(*budget),
-                made_of=self._lengthened(fields.get("made_of", [])),
-                weights=tuple(fields.get("weights", ())),
-                array_names=tuple(names),
-                load=functools.partial(_read_arrays, path, expected),
-                **{name: fields[name] for name in Record.PLAIN if name in fields},
-            )
-        except LabelStoreError:
-            raise
-        except Exception as error:
-            if isinstance(error, ReceiptError) and error.is_newer:
-                raise LabelStoreError(f"{path}: {error} Nothing was changed.") from error
-            # Damaged fields raise errors of many types.
-            raise damaged(path) from error
-
-    def _shortened(self, receipts: Sequence[Receipt]) -> list[Any]:
-        """Returns receipts for JSON, with ranges of record numbers for receipts of records."""
-        parts: list[Any] = []
-        for receipt in receipts:
-            number = self._numbers.get(receipt.id)
-            if number is None:
-                parts.append(receipt.to_json())
-            elif parts and isinstance(parts[-1], list) and parts[-1][1] == number:
-                parts[-1][1] += 1
-            else:
-                parts.append([number, number + 1])
-        return parts
-
-    def _lengthened(self, shortened: list[Any]) -> tuple[Receipt, ...]:
-        receipts: list[Receipt | None] = []
-        for part in shortened:
-            is_range = isinstance(part, list)
-            receipts += self._receipts[slice(*part)] if is_range else [self._receipt(part)]
-        if None in receipts:
-            raise ValueError("a range includes a record without a receipt")
-        return tuple(receipts)  # type: ignore[arg-type]
-
-    def _receipt(self, fields: dict[str, Any]) -> Receipt:
-        return Receipt.from_json(fields, num_labels=self.num_labels)
-
-    def _write_last(self) -> None:
-        """Writes the number of records: if the write is lost, the records replace it."""
-        line = self._line(len(self._receipts))
-
-        def content(descriptor: int) -> bytes:
-            return line + b" " + self._place(descriptor).encode() + b"\n"
-
-        self._publish(_LAST, content, replace=True, durable=False)
-
-    def _read_last(self, with_place: bool) -> tuple[bytes, str]:
-        """Returns the content of ``last-record``, and the place of the folder and this file."""
-        try:
-            with os.fdopen(open_plain(self.path / _LAST), "rb") as file:
-                return file.read(1024), self._place(file.fileno()) if with_place else ""
-        except OSError as error:
-            raise damaged(self.path / _LAST) from error
-
-    def _place(self, descriptor: int) -> str:
-        """Returns identities of the folder and of an open file in it, which copies do not share."""
-        folder, own = identity_of(self.path), identity_of(descriptor)
-        return "-" if folder is None or own is None else ".".join(map(str, folder + own))
-
-    def _publish(self, name: str, content: bytes | Callable[[int], bytes], **how: bool) -> None:
-        with self._explained(self.path / name):
-            PlainFile(self.path / name).write(content, **how)
-
-    @contextlib.contextmanager
-    def _explained(self, path: pathlib.Path) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise not_written(path, error) from None
+        self._records.write_last()
 
     def _check_still_there(self) -> None:
         if self._label_set is None:
@@ -796,9 +478,11 @@ class LabelStore:
             return
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
         # An interrupted creation leaves these and temporary files: the header is written last.
-        leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "header.json", "draws", "charges"}
-        names = {name for name in names if not _TEMPORARY.fullmatch(name)}
-        has_records = any(any(self.path.glob(f"{folder}/[0-9]*")) for folder in (_RECORDS, "draws"))
+        leftovers = {RecordFiles.FOLDER, RecordFiles.LAST, _FINGERPRINT, LOCK, "header.json"}
+        leftovers |= {"draws", "charges"}
+        names = {name for name in names if not is_temporary(name)}
+        folders = (RecordFiles.FOLDER, "draws")
+        has_records = any(any(self.path.glob(f"{folder}/[0-9]*")) for folder in folders)
         if has_records or not names <= leftovers:
             raise LabelStoreError(
                 f"{self.path} exists and is not a label store (no header.json). Give the path of a "
@@ -809,8 +493,7 @@ class LabelStore:
         """Returns the header, or raises for a store of another format."""
         path = self.path / "header.json"
         header = read_json(path)
-        if header.get("format") not in range(_OLDEST, FORMAT + 1):
-            raise _unknown_format(path, header.get("format"), FORMAT)
+        check_format(path, header.get("format"), FORMAT)
         SealedFields(header).check(path, "it has the budget and the label set")
         # A seal that fits can be made for any values.
         is_whole = all(
@@ -823,8 +506,11 @@ class LabelStore:
         return header
 
     def _replace_header(self, **fields: Any) -> None:
-        header = {**self.header(), **fields}
-        self._publish("header.json", SealedFields(header).to_bytes(), replace=True)
+        self._write_header({**self.header(), **fields}, replace=True)
+
+    def _write_header(self, header: dict[str, Any], *, replace: bool = False) -> None:
+        content = SealedFields(header).to_bytes()
+        PlainFile(self.path / "header.json").write_in_store(content, replace=replace)
 
 
 class Project:
@@ -885,44 +571,9 @@ class Project:
         PlainFile(self._path).write(SealedFields(content).to_bytes(), replace=True)
 
 
-@functools.cache
-def _lock_of(path: pathlib.Path, process: int) -> Any:
-    # The stores of a project share a lock, which a turn may enter again; a fork has its own lock.
-    import filelock
-
-    return filelock.FileLock(path, mode=0o600)
-
-
-def _remove_claim(path: pathlib.Path) -> None:
-    """Removes the empty file of a process that was killed within ``PlainFile.take``."""
-    if os.path.lexists(path) and not has_content(path):
-        with contextlib.suppress(OSError):  # The claim stays, and its name is refused.
-            path.unlink()
-
-
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
     path = store / "header.json"
     return read_json(path) if has_content(path) else {}
-
-
-def _read_parts(path: str) -> tuple[bytes, bytes]:
-    with os.fdopen(open_plain(path), "rb") as file:
-        return file.readline(), file.read()
-
-
-def _read_arrays(path: str, expected: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a record; a forgotten store has none."""
-    try:
-        content = _read_parts(path)[1]
-    except OSError as error:
-        raise damaged(path) from error
-    if content and _digest(content) != expected:
-        raise damaged(path)
-    return Arrays.from_bytes(content) if content else {}
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest() if content else ""
 
 
 def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
@@ -932,15 +583,3 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
             "draws and keys are erased, so nothing can be drawn any more. tf-labeldp report shows "
             "the spending."
         )
-
-
-def _unknown_format(path: str | os.PathLike[str], version: Any, newest: int) -> LabelStoreError:
-    advice = "Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
-    if isinstance(version, int) and version > newest:
-        advice = "A newer version of tf-labeldp wrote it: update tf-labeldp."
-    elif version == _OF_0_2:
-        advice = "0.2 wrote it: open it with 0.3 once, which brings it to format 3."
-    return LabelStoreError(
-        f"{path} has format {version}, and tf-labeldp {__version__} reads formats {_OLDEST} to "
-        f"{newest}. Nothing was changed. {advice}"
-    )

@@ -67,11 +67,11 @@ def lines_of(
         for receipt in receipts:
             so_far.add(receipt)
         spent = so_far.guarantee(delta).epsilon
-        use = first.receipt
-        if use is None:
-            what = f"budget raised to {first.budget}: {first.reason}"
-            lines.append((HistoryLine(first.time, what, 0, 0.0, spent, first.actor, ""), what))
+        if (raised := first.raised) is not None:
+            what = f"budget raised to {raised.budget}: {raised.reason}"
+            lines.append((HistoryLine(raised.time, what, 0, 0.0, spent, raised.actor, ""), what))
             continue
+        use = receipts[0]
         alone = Composition(receipts).guarantee(delta).epsilon
         what, on_page = (use.line(labels, len(receipts), text) for text in (None, _in_words(use)))
         key, size = "" if more else use.name, use.num_examples
@@ -93,7 +93,7 @@ def _in_words(use: Receipt) -> str:
 
 def _with_lines(records: Sequence[Record], own: str) -> list[Record]:
     """Returns the records of uses and budgets, each use once."""
-    records = [record for record in records if record.receipt or record.budget]
+    records = [record for record in records if record.receipt or record.raised]
     # Receipts of other vaults for the same use would repeat its line.
     receipts = [record.receipt for record in records if record.receipt is not None]
     shared = {(u.use, u.charge.event_text) for u in receipts if u.labels.name == own}

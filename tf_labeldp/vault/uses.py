@@ -80,7 +80,7 @@ class NamedUse:
             raise KeyError(
                 f"there is no draw {self.key!r}; there are {sorted(self._uses.ledger.draws)}."
             )
-        return Mechanism.from_json(self._uses.ledger.draws[self.name].mechanism or {})
+        return self._uses.ledger.draws[self.name].mechanism
 
     @property
     def shift(self) -> np.ndarray | None:
@@ -88,7 +88,7 @@ class NamedUse:
 
         Another machine rounds them differently: those of the draw count.
         """
-        return self._uses.ledger.draws[self.name].arrays.get("shift")
+        return self._uses.ledger.draws[self.name].output.arrays.get("shift")
 
     @property
     def _uses(self) -> Uses:
