@@ -20,8 +20,9 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
+from tf_labeldp.vault._drawn_rows import charged_examples
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Rows, classes_of_model
-from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
+from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels
 
 _MEAN_LARGEST = 0.74

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column
 from tf_labeldp._version import MADE_BY, __version__
 from tf_labeldp.accounting import (
     Assumption,
@@ -43,6 +42,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
 )
 from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.vault._drawn_rows import DrawnRows
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows, classes_of_mechanism
@@ -261,38 +261,14 @@ class NoisyLabels:
             TypeError, ValueError: a mechanism with unknown posterior, other numbers without priors,
                 or priors of a wrong shape.
         """
-        is_default = priors is None
-        priors = self.priors if is_default else PublicInput.bare(priors)
-        if self.shift is not None and isinstance(priors, Priors) and priors.shift is None:
-            priors = dataclasses.replace(priors, shift=self.shift)
-        is_uniform = isinstance(priors, str)
-        if is_uniform:
-            _validate.one_of("priors", priors, ("uniform",))
-            if self.priors is not None:
-                raise ValueError(
-                    f"expected priors=None for labels that {type(self.mechanism).__name__} drew "
-                    "with priors, got 'uniform'. Leave priors out."
-                )
-            priors = None
-        if not self._is_rows_of_labels:
-            if is_uniform and isinstance(self.mechanism, RROnBins):
-                values = np.asarray(self.mechanism.inputs)
-                priors = Priors(np.full(values.size, 1.0 / values.size), values=values)
-            elif priors is None and not (is_uniform or self._draws_with_priors):
-                priors = estimated_prior(self.mechanism, self.values)
-            found = posterior(self.mechanism, self.values, priors)
-            if is_default and isinstance(self.mechanism, PriorResampling):
-                found *= shift_of_clusters(self.mechanism, self.values, priors)
-                found /= found.sum(axis=1, keepdims=True)
-            return found
-        if priors is None and not is_uniform:
-            shares = [estimated_prior(self.mechanism, column) for column in self.values.T]
-            priors = np.array(shares)[:, 1]
-        if priors is not None:
-            ones = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
-            priors = np.stack([1.0 - ones, ones], axis=1)
-        both = posterior(self.mechanism, self.values.reshape(-1), priors)
-        return both[:, 1].reshape(self.values.shape)
+        chosen = _priors_of_posterior(self, PublicInput.bare(priors))
+        if self._is_rows_of_labels:
+            return _posterior_of_rows(self.mechanism, self.values, chosen)
+        found = posterior(self.mechanism, self.values, chosen)
+        if priors is None and isinstance(self.mechanism, PriorResampling):
+            found *= shift_of_clusters(self.mechanism, self.values, chosen)
+            found /= found.sum(axis=1, keepdims=True)
+        return found
 
     @_validate.takes_old_arguments
     def debiased(self, *, bias_correction: float | None = None) -> np.ndarray:
@@ -425,23 +401,7 @@ class NoisyLabels:
         import tensorflow as tf
 
         y = self.targets(targets)
-        features = Column.unmasked(PublicInput.bare(features))
-        rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
-        needed = int(self.indices.max(initial=-1)) + 1
-        if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
-            raise ValueError(
-                f"features must have one row per example of the vault, at least {needed}, got "
-                f"{sorted(rows)}. Pass all rows, in the order of the labels."
-            )
-        [(number,)] = rows
-        if self.receipts and len(self) < self.receipts[-1].labels.size <= number:
-            self._check_not_of_a_part(number)
-        x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
-        if any(leaf.dtype.kind == "O" and leaf.ndim > 1 for leaf in tf.nest.flatten(x)):
-            raise TypeError(
-                f"expected arrays, got a {type(features).__name__} with columns of several types. "
-                "Give tf_labeldp.features.to_inputs(table, model), or the features of a map."
-            )
+        x = self._rows.of_features(PublicInput.bare(features))
         y = y.astype(np.float32) if y.dtype == np.float64 else y
         return tf.data.Dataset.from_tensor_slices((x, y))
 
@@ -462,10 +422,7 @@ class NoisyLabels:
             "statement": str(stated).splitlines(),
             "guarantee": json.loads(stated.to_json()),
             "mechanism": self.mechanism.to_json(),
-            "bias_correction": self.bias_correction,
-            "of_part": self.of_part,
-            "remarks": list(self.remarks),
-            "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
+            **self._facts(),
             "receipts": [receipt.to_json() for receipt in self.receipts],
             "prior_receipts": [
                 receipt.id for receipt in (self.priors.receipts if self.priors else ())
@@ -499,33 +456,21 @@ class NoisyLabels:
         Raises:
             ValueError: the arrays have other lengths, or an unclear order.
         """
-        found, size = set(lengths), self.receipts[-1].labels.size
-        if len(found) == 1 and found != {()}:
-            [(number,)] = found
-            if number == len(self) and (number != size or self._indices_of_a_part):
-                self._check_order()
-                return slice(None)
-            if number == size:
-                self._check_not_of_a_part(number)
-                return self.indices
-        rows = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(found))
-        raise ValueError(
-            f"expected x (and sample_weight) with a row for each of the {size} examples of the "
-            f"vault, or for each of the {len(self)} noisy labels, got {rows} rows. Give the rows "
-            "of these labels, in their order."
-        )
+        return self._rows.among(lengths)
 
     def seal(self) -> str:
         """Returns a digest of all attributes except the receipts."""
-        fields = {
-            "mechanism": self.mechanism.to_json(with_receipts=False),
-            "classes": repr(self.classes),
+        mechanism = self.mechanism.to_json(with_receipts=False)
+        fields = {"mechanism": mechanism, "classes": repr(self.classes), **self._facts()}
+        return content_digest(fields, NoisyFiles.arrays_of(self))
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "bias_correction": self.bias_correction,
             "of_part": self.of_part,
             "remarks": list(self.remarks),
-            "assumptions": [note.to_json() for note in self.assumptions],
+            "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
         }
-        return content_digest(fields, NoisyFiles.arrays_of(self))
 
     def output_digest(self, places: Setting[np.ndarray | slice] = slice(None)) -> str:
         """Returns the digest of the values at these places, as ``Receipt.output_digest`` is."""
@@ -540,39 +485,9 @@ class NoisyLabels:
         Ledger.record_digests([bytes.fromhex(self.seal())], self.receipts)
         return self
 
-    def _check_not_of_a_part(self, number: int) -> None:
-        if self._indices_of_a_part:
-            raise ValueError(
-                f"expected x with a row for each of {len(self)} noisy labels from a part of "
-                f"the vault, got {number} rows. Give x[labels.indices] of that part."
-            )
-
-    def _check_order(self) -> None:
-        """Raises if rows may be in the order of a part, and that is not the order of its labels."""
-        is_rising = bool(np.all(self.indices[1:] > self.indices[:-1]))
-        if not is_rising and int(self.indices.max(initial=-1)) < len(self):
-            raise ValueError(
-                f"expected {len(self)} noisy labels in the order of their examples, got another "
-                "order, so x may have either. Draw with rising indices, or train on "
-                "labels.to_dataset(x), where x has the order of the examples."
-            )
-
     @property
-    def _indices_of_a_part(self) -> bool:
-        """Whether indices count the examples of a part (``PrivateLabels.split``)."""
-        if self.of_part is not None:
-            return self.of_part
-        last = self.receipts[-1]
-        if last.unit == "user":  # All labels of a user are charged, also those not drawn.
-            return len(self) < last.labels.size
-        return not np.isin(self.indices, charged_examples(self.receipts, "draw")).all()
-
-    @property
-    def _kind_of_draw(self) -> tuple[str, ...]:
-        vaults = [receipt.labels.name for receipt in self.receipts[-1:]]
-        return *vaults, *map(
-            repr, (self.mechanism.to_json(with_receipts=False), self.classes, self.bias_correction)
-        )
+    def _rows(self) -> DrawnRows:
+        return DrawnRows(self.indices, self.receipts, self.of_part)
 
     @property
     def _draws_with_priors(self) -> bool:
@@ -583,17 +498,44 @@ class NoisyLabels:
         return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
 
 
-def charged_examples(receipts: tuple[Receipt, ...], kind: str = "") -> np.ndarray:
-    """Returns the examples of uses of the last receipt's label set, maybe repeated.
+def _priors_of_posterior(noisy: NoisyLabels, priors: Any) -> Any:
+    """Returns the priors for Bayes' rule: these, those of the draw, or an estimate."""
+    if isinstance(priors, str):
+        return _uniform_priors(noisy, priors)
+    if priors is None:
+        priors = noisy.priors
+    if priors is None and noisy._is_rows_of_labels:
+        shares = [estimated_prior(noisy.mechanism, column) for column in noisy.values.T]
+        return np.array(shares)[:, 1]
+    if priors is None and not noisy._draws_with_priors:
+        return estimated_prior(noisy.mechanism, noisy.values)
+    if noisy.shift is not None and isinstance(priors, Priors) and priors.shift is None:
+        return dataclasses.replace(priors, shift=noisy.shift)
+    return priors
 
-    Of one kind, such as "draw", if there are any: the answers of PATE are a release.
-    """
-    uses = [use for use in receipts if use.labels.name == receipts[-1].labels.name]
-    rows = [
-        np.arange(use.labels.size) if use.examples is None else np.asarray(use.examples)
-        for use in [use for use in uses if use.kind == kind] or uses
-    ]
-    return np.concatenate(rows)
+
+def _uniform_priors(noisy: NoisyLabels, name: str) -> Priors | None:
+    """Returns uniform priors of numbers; None stands for those of classes."""
+    _validate.one_of("priors", name, ("uniform",))
+    if noisy.priors is not None:
+        raise ValueError(
+            f"expected priors=None for labels that {type(noisy.mechanism).__name__} drew "
+            "with priors, got 'uniform'. Leave priors out."
+        )
+    if not isinstance(noisy.mechanism, RROnBins):
+        return None
+    values = np.asarray(noisy.mechanism.inputs)
+    return Priors(np.full(values.size, 1.0 / values.size), values=values)
+
+
+def _posterior_of_rows(mechanism: LabelMechanism, values: np.ndarray, ones: Any) -> np.ndarray:
+    """Returns the probability that each label of a row is one; ``ones`` are its priors."""
+    priors = None
+    if ones is not None:
+        ones = np.broadcast_to(np.asarray(ones, np.float64), values.shape).reshape(-1)
+        priors = np.stack([1.0 - ones, ones], axis=1)
+    both = posterior(mechanism, values.reshape(-1), priors)
+    return both[:, 1].reshape(values.shape)
 
 
 def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
@@ -814,13 +756,13 @@ class NoisyFiles:
 
 def _joined_parts(folder: pathlib.Path, parts: list[NoisyLabels]) -> NoisyLabels:
     """Returns several draws in a folder as one, in the order of their examples."""
-    kinds = {part._kind_of_draw for part in parts}
+    kinds = {_kind_of_draw(part) for part in parts}
     rows = np.sort(np.concatenate([part.indices for part in parts]))
     is_repeated = np.any(rows[1:] == rows[:-1])
     is_of_prior = any(getattr(part.priors, "values", None) is not None for part in parts)
     is_mixed = len(kinds) > 1 or is_repeated or is_of_prior
     # Parts of a vault (``split``) count their examples from 0, each on its own.
-    if is_mixed or not all(part.receipts and not part._indices_of_a_part for part in parts):
+    if is_mixed or not all(part.receipts and not part._rows.are_of_a_part for part in parts):
         raise ReceiptError(
             f"expected draws of one mechanism for different examples of one vault in "
             f"{folder}, got {len(parts)} folders of other draws. Load each by itself."
@@ -830,6 +772,13 @@ def _joined_parts(folder: pathlib.Path, parts: list[NoisyLabels]) -> NoisyLabels
     notes = tuple(dict.fromkeys(note for part in parts for note in part.assumptions))
     remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
     return dataclasses.replace(joined(parts, rows), assumptions=notes, remarks=remarks)
+
+
+def _kind_of_draw(noisy: NoisyLabels) -> tuple[str, ...]:
+    """Returns the vault and the settings of a draw: equal ones may be joined."""
+    vaults = [receipt.labels.name for receipt in noisy.receipts[-1:]]
+    mechanism = noisy.mechanism.to_json(with_receipts=False)
+    return *vaults, *map(repr, (mechanism, noisy.classes, noisy.bias_correction))
 
 
 def _is_parquet(table: pathlib.Path) -> bool:

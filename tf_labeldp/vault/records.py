@@ -367,9 +367,3 @@ def check_format(path: str | os.PathLike[str], version: Any, newest: int) -> Non
         f"{path} has format {version}, and tf-labeldp {__version__} reads formats {_OLDEST} to "
         f"{newest}. Nothing was changed. {advice}"
     )
-
-
-def fingerprint_of(labels: np.ndarray, salt: str) -> str:
-    """Returns a salted digest of the true labels, for their holder alone."""
-    data = np.ascontiguousarray(labels)
-    return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()

@@ -28,6 +28,7 @@ Processes that share a store lock it from reading new records to writing their o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -63,7 +64,6 @@ from tf_labeldp.vault.records import (
     Record,
     SealedFields,
     check_format,
-    fingerprint_of,
     read_key,
 )
 
@@ -175,10 +175,10 @@ class LabelStore:
                 f"made, got those of {len(rows)} of {len(labels)}. Name the others in unlabelled=, "
                 "and give their labels to labels.extend(..., rows=...)."
             )
-        salt, digests = self._fingerprints()
-        for arrival, digest in zip(arrivals, digests, strict=False):
+        stored = self._fingerprints()
+        for arrival, digest in zip(arrivals, stored.digests, strict=False):
             own = labels if arrival.rows.size == len(labels) else labels[arrival.rows]
-            if digest != fingerprint_of(own, salt):
+            if digest != stored.of(own):
                 raise LabelStoreError(
                     f"The store {self.path} was made for other labels (or another order). Give the "
                     "labels it was made for, or a new path."
@@ -216,53 +216,31 @@ class LabelStore:
     def extend(self, arrival: Arrival, labels: np.ndarray) -> None:
         """Adds an arrival of these labels: the header, which is written last, decides."""
         arrivals = self.arrivals()
-        salt, digests = self._fingerprints()
-        digest = fingerprint_of(labels, salt)
-        if digest == digests[len(arrivals) - 1] and len(labels) >= _FEW:
+        stored = self._fingerprints()
+        digest, earlier = stored.of(labels), stored.digests[: len(arrivals)]
+        if digest == earlier[-1] and len(labels) >= _FEW:
             _validate.warn(
                 f"these {len(labels)} labels equal those that came last. If they are of the same "
                 "examples, do not use them: they would be drawn and charged a second time."
             )
-        digests = [*digests[: len(arrivals)], digest]
-        self._write_fingerprints(salt, digests)
+        # A digest beyond the arrivals of the header is of a call that was killed: it is replaced.
+        _Fingerprints(stored.salt, (*earlier, digest)).write(self.path / _FINGERPRINT)
         listed = [each.to_json() for each in (*arrivals, arrival)]
         self._replace_header(num_labels=arrival.total, arrivals=listed)
 
     def check_arrival(self, number: int, arrival: Arrival, labels: np.ndarray) -> None:
         """Raises unless arrival ``number`` of the store has these examples and labels."""
-        salt, digests = self._fingerprints()
-        stored = self.arrivals()[number]
+        stored, fingerprints = self.arrivals()[number], self._fingerprints()
         same = stored.has(arrival.total, arrival.rows)
-        if not same or digests[number] != fingerprint_of(labels, salt):
+        if not same or fingerprints.digests[number] != fingerprints.of(labels):
             raise LabelStoreError(
                 f"The store {self.path} has {stored.rows.size} labels that came after the first "
                 f"{number} of its arrivals, and got {arrival.rows.size} others. Give all labels of "
                 "the store to PrivateLabels, or to labels.extend in the order in which they came."
             )
 
-    def _fingerprints(self) -> tuple[str, list[str]]:
-        """Returns the salt, and the digest of the labels of each arrival."""
-        path = self.path / _FINGERPRINT
-        if not has_content(path):
-            raise LabelStoreError(
-                f"{path} is missing, so the labels can't be compared with the store's. Restore it "
-                "from a backup, or start a new store."
-            )
-        stored = read_json(path)
-        salt = str(stored.get("salt"))
-        digests = [str(digest) for digest in (stored.get("digest"), *stored.get("later", []))]
-        is_whole = all(re.fullmatch("[0-9a-f]{128}", digest) for digest in digests)
-        if not (re.fullmatch("[0-9a-f]{64}", salt) and is_whole):
-            raise damaged(path)
-        if len(digests) < len(self.arrivals()):
-            raise damaged(path)
-        return salt, digests
-
-    def _write_fingerprints(self, salt: str, digests: list[str]) -> None:
-        content = {"salt": salt, "digest": digests[0]}
-        later = {"later": digests[1:]} if digests[1:] else {}
-        text = json.dumps({**content, **later}, indent=2)
-        PlainFile(self.path / _FINGERPRINT).write_in_store(text.encode(), replace=True)
+    def _fingerprints(self) -> _Fingerprints:
+        return _Fingerprints.read(self.path / _FINGERPRINT, len(self.arrivals()))
 
     def create_for(
         self,
@@ -276,9 +254,8 @@ class LabelStore:
 
         ``rows`` are the examples with a label.
         """
-        salt = secrets.token_hex(32)
         known = labels if rows.size == len(labels) else labels[rows]
-        self._write_fingerprints(salt, [fingerprint_of(known, salt)])
+        _Fingerprints.of_labels(known).write(self.path / _FINGERPRINT)
         label_set = LabelSet.new(len(labels), people, stored=True)
         if rows.size < len(labels):
             settings["arrivals"] = [Arrival(len(labels), rows).to_json()]
@@ -511,6 +488,50 @@ class LabelStore:
     def _write_header(self, header: dict[str, Any], *, replace: bool = False) -> None:
         content = SealedFields(header).to_bytes()
         PlainFile(self.path / "header.json").write_in_store(content, replace=replace)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fingerprints:
+    """Digests of the labels of each arrival, which show whether a store is that of some labels.
+
+    They are not private: who reads the file can try labels until a digest fits. The salt keeps
+    labels from being looked up in a table, and two stores from showing that they have equal labels.
+    """
+
+    salt: str
+    digests: tuple[str, ...]
+
+    @classmethod
+    def of_labels(cls, labels: np.ndarray) -> _Fingerprints:
+        empty = cls(secrets.token_hex(32), ())
+        return dataclasses.replace(empty, digests=(empty.of(labels),))
+
+    @classmethod
+    def read(cls, path: pathlib.Path, arrivals: int) -> _Fingerprints:
+        """Reads the digests of this number of arrivals, or more after a kill; raises otherwise."""
+        if not has_content(path):
+            raise LabelStoreError(
+                f"{path} is missing, so the labels can't be compared with the store's. Restore it "
+                "from a backup, or start a new store."
+            )
+        stored = read_json(path)
+        salt = str(stored.get("salt"))
+        digests = tuple(map(str, (stored.get("digest"), *stored.get("later", []))))
+        is_whole = all(re.fullmatch("[0-9a-f]{128}", digest) for digest in digests)
+        if not (re.fullmatch("[0-9a-f]{64}", salt) and is_whole and len(digests) >= arrivals):
+            raise damaged(path)
+        return cls(salt, digests)
+
+    def of(self, labels: np.ndarray) -> str:
+        """Returns the digest of labels with this salt."""
+        data = np.ascontiguousarray(labels)
+        return hashlib.blake2b(data.data, key=bytes.fromhex(self.salt)[:64]).hexdigest()
+
+    def write(self, path: pathlib.Path) -> None:
+        """Writes the file; a store of one arrival has no field for later ones."""
+        first, *later = self.digests
+        content = {"salt": self.salt, "digest": first, **({"later": later} if later else {})}
+        PlainFile(path).write_in_store(json.dumps(content, indent=2).encode(), replace=True)
 
 
 class Project:
