@@ -310,7 +310,7 @@ def _check_by_receipts(
         found.not_checked.append("its indices, whose draw the store forgot")
     _check_mechanism(noisy, records, found)
     if noisy.priors is not None:
-        if noisy.priors.digest() not in [record.public_digest for record in records]:
+        if noisy.priors.digest() not in [record.output.public_digest for record in records]:
             found.not_checked.append("its priors")
     elif any("priors" in record.output.names for record in records):
         found.problems.append("its priors differ from those of the draw")
