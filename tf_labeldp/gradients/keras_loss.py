@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,64 @@ _OF_PROBABILITIES = [
     keras.losses.binary_crossentropy,
     keras.losses.binary_focal_crossentropy,
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExampleLosses:
+    """The losses of the examples of a batch, from a function that may mix them."""
+
+    name: str
+    function: Callable[[Any, Any], Any]
+    # That of Loss.__call__; None keeps the dtypes of labels and outputs.
+    dtype: Any
+    is_named: bool
+    is_row_by_row: bool
+    takes_codes: bool
+
+    def of_batch(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        mask = mask_of(y_pred)
+        masks = () if mask is None else (tf.convert_to_tensor(mask),)
+        y_true, y_pred = tf.nest.map_structure(
+            lambda values: keras.ops.convert_to_tensor(values, dtype=self.dtype), (y_true, y_pred)
+        )
+        if self.is_named or masks:
+            y_true = _with_last_axis(y_true, y_pred)
+        ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
+        is_row_by_row = self.is_row_by_row and (self.takes_codes or len(ranks) == 1)
+        if is_row_by_row or tf.nest.flatten(y_pred)[0].shape[0] == 1:
+            return self._losses(y_true, y_pred, *masks)
+        # The function sees one example alone, so it can't mix them.
+        return tf.vectorized_map(self._loss_alone, (y_true, y_pred, *masks), warn=False)
+
+    def _loss_alone(self, row: Any) -> tf.Tensor:
+        return self._losses(*tf.nest.map_structure(lambda part: part[tf.newaxis], row))[0]
+
+    def _losses(self, y_true: Any, y_pred: Any, mask: Any = None) -> tf.Tensor:
+        if mask is not None and self.is_row_by_row:
+            y_true = shown_labels(y_true, mask)
+        losses = self.function(y_true, y_pred)
+        # Keras's `ignore_class` is a mask of the losses.
+        masks = [part for part in (mask, mask_of(losses)) if part is not None]
+        losses = tf.convert_to_tensor(losses)
+        batch, rank = tf.nest.flatten(y_pred)[0].shape[0], losses.shape.rank
+        if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
+            raise ValueError(
+                f"losses must be per example: for {batch} examples the loss {self.name!r} "
+                f"must return shape ({batch},), got shape {tuple(losses.shape)}."
+            )
+        return mean_of_shown(losses, masks)
+
+
+def _with_last_axis(y_true: Any, y_pred: Any) -> Any:
+    """Returns labels (B, ...) as (B, ..., 1) if the outputs are; others unchanged.
+
+    For a loss by name, Keras allows labels (B,) with outputs (B, 1). With masks it needs one loss
+    per step.
+    """
+    if not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
+        return y_true
+    is_column = y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1
+    return y_true[..., tf.newaxis] if is_column else y_true
 
 
 class KerasLoss:
@@ -143,49 +202,17 @@ class KerasLoss:
         not count, as in Keras. The callable raises a ``ValueError`` for a loss over the batch.
         """
         self.check()
-        is_keras, is_named = isinstance(self.loss, keras.losses.Loss), self._is_named
-        function = self.loss.call if is_keras else self.loss
-        dtype = self.loss.dtype if is_keras else None
-        row_by_row = self._is_row_by_row and self._options.get("axis", -1) == -1
-        # Class codes have one axis less than outputs.
-        is_sparse = self._function is _OF_CODES
-
-        def batch_losses(y_true: Any, y_pred: Any, mask: Any = None) -> tf.Tensor:
-            if mask is not None and row_by_row:
-                y_true = shown_labels(y_true, mask)
-            losses = function(y_true, y_pred)
-            # Keras's `ignore_class` is a mask of the losses.
-            masks = [part for part in (mask, mask_of(losses)) if part is not None]
-            losses = tf.convert_to_tensor(losses)
-            batch, rank = tf.nest.flatten(y_pred)[0].shape[0], losses.shape.rank
-            if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
-                raise ValueError(
-                    f"losses must be per example: for {batch} examples the loss {self.name!r} "
-                    f"must return shape ({batch},), got shape {tuple(losses.shape)}."
-                )
-            return mean_of_shown(losses, masks)
-
-        def row_loss(row: Any) -> tf.Tensor:
-            return batch_losses(*tf.nest.map_structure(lambda part: part[tf.newaxis], row))[0]
-
-        def losses_of(y_true: Any, y_pred: Any) -> tf.Tensor:
-            masks = () if mask_of(y_pred) is None else (tf.convert_to_tensor(mask_of(y_pred)),)
-            # The dtype is that of Loss.__call__.
-            y_true, y_pred = tf.nest.map_structure(
-                lambda values: keras.ops.convert_to_tensor(values, dtype=dtype), (y_true, y_pred)
-            )
-            if (is_named or masks) and tf.is_tensor(y_true) and tf.is_tensor(y_pred):
-                # For a loss by name, Keras allows labels (B,) with outputs (B, 1). With masks it
-                # needs one loss per step.
-                if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
-                    y_true = y_true[..., tf.newaxis]
-            ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
-            is_batched = row_by_row and (is_sparse or len(ranks) == 1)
-            if is_batched or tf.nest.flatten(y_pred)[0].shape[0] == 1:
-                return batch_losses(y_true, y_pred, *masks)
-            return tf.vectorized_map(row_loss, (y_true, y_pred, *masks), warn=False)
-
-        return losses_of
+        is_keras = isinstance(self.loss, keras.losses.Loss)
+        losses = _ExampleLosses(
+            self.name,
+            self.loss.call if is_keras else self.loss,
+            self.loss.dtype if is_keras else None,
+            is_named=self._is_named,
+            is_row_by_row=self._is_row_by_row and self._options.get("axis", -1) == -1,
+            # Class codes have one axis less than outputs.
+            takes_codes=self._function is _OF_CODES,
+        )
+        return losses.of_batch
 
     def check_output(self, output: Any) -> None:
         """Raises a ``ValueError`` for a loss of probabilities on an output of logits.

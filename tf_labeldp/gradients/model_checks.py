@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.features.tables import symbolic_inputs
 
-_GROUP = "use LayerNormalization or GroupNormalization"
+# Channels per group of the GroupNormalization that replaces a BatchNormalization, about.
+_CHANNELS_PER_GROUP = 8
+
+
+class _Mixing(NamedTuple):
+    """How to do without a family of layers that mix the examples of a batch."""
+
+    advice: str
+    # Returns the layer that may take the place of a layer; None leaves the choice to the caller.
+    replacement: Callable[[Any], keras.Layer] | None = None
+
+    @staticmethod
+    def of(layer: Any) -> _Mixing | None:
+        """Returns the family of a layer; None if it keeps examples apart."""
+        families = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _MIXING]
+        # A frozen BatchNormalization uses its moving averages, not the batch.
+        if not families or (families == ["BatchNormalization"] and not layer.trainable):
+            return None
+        return _MIXING[families[0]]
+
+
+def _group_normalization(layer: Any) -> keras.Layer:
+    """Returns normalization of each example alone, on the axis of a BatchNormalization.
+
+    The number of groups divides that of the channels.
+    """
+    channels = int(layer.input_spec.axes[layer.axis])
+    most = max(1, channels // _CHANNELS_PER_GROUP)
+    groups = next(count for count in range(most, 0, -1) if channels % count == 0)
+    return keras.layers.GroupNormalization(groups, axis=layer.axis, epsilon=layer.epsilon)
+
+
+_NORMALIZE = "use LayerNormalization or GroupNormalization"
 # By the name of a base class, to include layers of other packages.
 _MIXING = {
-    "BatchNormalization": _GROUP,
-    "SyncBatchNormalization": _GROUP,
-    "BatchRenormalization": _GROUP,
-    "MixUp": "mix noisy labels in plain training, with tf_labeldp.keras_layers.Mixup",
-    "CutMix": "augment each image by itself, for instance with RandomCrop",
-    "SpectralNormalization": "bound the weights with a kernel_constraint",
+    "BatchNormalization": _Mixing(_NORMALIZE, _group_normalization),
+    "SyncBatchNormalization": _Mixing(_NORMALIZE),
+    "BatchRenormalization": _Mixing(_NORMALIZE),
+    "MixUp": _Mixing("mix noisy labels in plain training, with tf_labeldp.keras_layers.Mixup"),
+    "CutMix": _Mixing("augment each image by itself, for instance with RandomCrop"),
+    "SpectralNormalization": _Mixing("bound the weights with a kernel_constraint"),
 }
 
 
@@ -137,13 +170,11 @@ class InspectedModel:
         batch, and if no loss but the clipped one depends on labels (weight regularizers do not).
         """
         model, layers = self._model, self.layers
-        problems = []
-        for layer in layers:
-            families = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _MIXING]
-            # A frozen BatchNormalization uses its moving averages, not the batch.
-            frozen = families == ["BatchNormalization"] and not layer.trainable
-            if families and not frozen:
-                problems.append(f"{layer.name!r} ({type(layer).__name__}): {_MIXING[families[0]]}")
+        problems = [
+            f"{layer.name!r} ({type(layer).__name__}): {mixing.advice}"
+            for layer in layers
+            if (mixing := _Mixing.of(layer)) is not None
+        ]
         if problems:
             raise ValueError(
                 "these layers mix the examples of a batch, so clipping one example's gradient does "
@@ -175,6 +206,43 @@ class InspectedModel:
                 f"model {model.name!r} has no trainable variables. Set trainable=True on some "
                 "layers."
             )
+
+    def without_mixing_layers(self) -> keras.Model:
+        """Returns the model, or a copy that shares all layers that have no replacement.
+
+        A layer inside another model, or of a family without a replacement, stays:
+        ``check_layers`` names it.
+        """
+        model, replaced = self._model, []
+
+        def kept(layer: keras.Layer) -> keras.Layer:
+            mixing = _Mixing.of(layer)
+            if mixing is None or mixing.replacement is None:
+                return layer
+            replaced.append(layer.name)
+            return mixing.replacement(layer)
+
+        if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
+            return model
+
+        def called(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(layer, keras.layers.GroupNormalization):  # takes no mask
+                kwargs.pop("mask", None)
+            return layer(*args, **kwargs)
+
+        # A sequential model has no `input`; that of a functional one keeps its structure.
+        is_flat = isinstance(model, keras.Sequential)
+        ends = (model.inputs, model.outputs) if is_flat else (model.input, model.output)
+        whole = keras.Model(*ends)
+        clone = keras.models.clone_model(whole, clone_function=kept, call_function=called)
+        if replaced:
+            _validate.warn(
+                f"layers {replaced} normalise over the batch, which mixes examples: they were "
+                "replaced by GroupNormalization with fresh weights, in a copy of the model. In a "
+                "pretrained model freeze them instead (layer.trainable = False): they stay as they "
+                "are."
+            )
+        return clone
 
     def added_loss(self) -> ValueError:
         """Returns the error for a model whose layers call ``add_loss``."""

@@ -155,36 +155,8 @@ class Trace:
         """Traces a function of one row."""
         specs = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), rows)
         graph = tf.function(example, autograph=False).get_concrete_function(specs).graph
-        num_bytes = 1
-        of_example = {tensor.name for tensor in graph.inputs} - {
-            inner.name for _, inner in graph.captures
-        }
-        broadcasts = lacks_kernels = loops = False
-        for operation in graph.get_operations():
-            parts = [tensor.name in of_example for tensor in operation.inputs]
-            if any(parts):
-                of_example |= {tensor.name for tensor in operation.outputs}
-                # Stacked over examples, only one factor has the leading axis.
-                if operation.type.startswith("BatchMatMul"):
-                    left, right = (tensor.shape[:-2] for tensor in operation.inputs)
-                    broadcasts |= not all(parts) or left != right
-            # The gradient of a list of tensors, which a loop over time takes.
-            loops |= operation.type == "ZerosLike" and operation.outputs[0].dtype == tf.variant
-            if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
-                # Keras lets XLA compile convolutions without kernels; vectorization does not.
-                if operation.node_def.attr["_XlaMustCompile"].b and not _on_gpu():
-                    volumes = any(tensor.shape.rank == 5 for tensor in operation.inputs)
-                    lacks_kernels |= volumes or not _has_grouped_kernels()
-            if operation.type not in ("Placeholder", "ReadVariableOp", "Const"):
-                num_bytes += sum(
-                    math.prod(tensor.shape) * tensor.dtype.size
-                    for tensor in operation.outputs
-                    if tensor.shape.is_fully_defined()
-                )
-        one_by_one = _NO_KERNELS if lacks_kernels else _LOOPS if loops else ""
-        if broadcasts and _has_broadcast_bug():
-            one_by_one = _BROADCASTS
-        return cls(num_bytes, one_by_one, graph.structured_outputs)
+        num_bytes = 1 + sum(map(_bytes_of_results, graph.get_operations()))
+        return cls(num_bytes, _why_one_by_one(graph), graph.structured_outputs)
 
     def map_rows(self, example: Callable[[Any], Any], rows: Any) -> Any:
         """Returns the results of all rows, stacked."""
@@ -194,6 +166,58 @@ class Trace:
             lambda result: tf.TensorSpec(result.shape, result.dtype), self.signature
         )
         return tf.map_fn(example, rows, fn_output_signature=signature)
+
+
+def _bytes_of_results(operation: Any) -> int:
+    if operation.type in ("Placeholder", "ReadVariableOp", "Const"):
+        return 0
+    results = [tensor for tensor in operation.outputs if tensor.shape.is_fully_defined()]
+    return sum(math.prod(tensor.shape) * tensor.dtype.size for tensor in results)
+
+
+def _why_one_by_one(graph: Any) -> str:
+    """Returns the reason why TensorFlow cannot vectorize an example's graph; empty if it can."""
+    operations = graph.get_operations()
+    if _has_broadcast_bug() and _broadcasts_products(graph):
+        return _BROADCASTS
+    if any(map(_lacks_kernels, operations)):
+        return _NO_KERNELS
+    # The gradient of a list of tensors, which a loop over time takes.
+    zeros = [operation for operation in operations if operation.type == "ZerosLike"]
+    return _LOOPS if any(zero.outputs[0].dtype == tf.variant for zero in zeros) else ""
+
+
+def _broadcasts_products(graph: Any) -> bool:
+    """Returns whether a batch of matrix products has an axis that only one factor has.
+
+    A product of one example's values and the weights is such, once examples are stacked.
+    """
+    of_example = {tensor.name for tensor in graph.inputs} - {
+        inner.name for _, inner in graph.captures
+    }
+    for operation in graph.get_operations():
+        parts = [tensor.name in of_example for tensor in operation.inputs]
+        if not any(parts):
+            continue
+        of_example |= {tensor.name for tensor in operation.outputs}
+        if operation.type.startswith("BatchMatMul"):
+            left, right = (tensor.shape[:-2] for tensor in operation.inputs)
+            if not all(parts) or left != right:
+                return True
+    return False
+
+
+def _lacks_kernels(operation: Any) -> bool:
+    """Returns whether a call is compiled by XLA, in one example alone, for lack of a kernel.
+
+    Keras lets XLA compile convolutions without kernels; vectorization does not.
+    """
+    if operation.type not in ("PartitionedCall", "StatefulPartitionedCall") or _on_gpu():
+        return False
+    if not operation.node_def.attr["_XlaMustCompile"].b:
+        return False
+    has_volumes = any(tensor.shape.rank == 5 for tensor in operation.inputs)
+    return has_volumes or not _has_grouped_kernels()
 
 
 def _has_broadcast_bug() -> bool:

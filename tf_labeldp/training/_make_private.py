@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -36,8 +36,6 @@ _LARGEST_RATE = 8.0
 """Largest learning rate, reached at epsilon 1."""
 _PLAIN_RATE = 0.01
 """Learning rate of Adam, for gradients that are not whitened."""
-_GROUP = 8
-"""Channels per group of ``GroupNormalization``, about."""
 
 
 @_validate.clears_frames
@@ -139,13 +137,13 @@ def make_private(  # noqa: PLR0913 (a model, its batches and its budget in one c
     )
     public = public_input(model)
     model = public.value
-    normalized: Any = public.with_value(_without_batch_normalization(model))
+    normalized: Any = public.with_value(InspectedModel(model).without_mixing_layers())
     private = LabelDPModel.from_model(normalized)
-    loss, loss_weights, metrics = _losses_for(model, private, by_output)
+    compiled = _Compiled.of(model).fitted_to(private, by_output)
     is_single = isinstance(by_output, OutputLabels) and len(private.outputs) == 1
     whitened = is_single and private.outputs[0].shape[-1] == vaults[0].kind.num_classes
     optimizer = recipe.optimizer(whitened, insecure_seed)
-    private.compile(optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics)
+    private.compile(optimizer, **compiled._asdict())
     # A training that goes on after a kill has a part of its plan left.
     made_of = Receipts.merged(public.receipts, batches.receipts)
     private._spending.plan_epochs(private._planned(batches, None, {}), recipe.epochs, made_of)
@@ -212,40 +210,59 @@ class _Recipe:
         )
 
 
-def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple[Any, Any, Any]:
-    """Returns losses, their weights and metrics: one each, or a dict by output."""
-    compiled, inspected = model.compiled and model.loss is not None, InspectedModel(private)
-    outputs = inspected.outputs
-    loss_weights = model.get_compile_config().get("loss_weights") if compiled else None
-    if len(outputs) == 1:
-        [(name, output)] = outputs.items()
-        [labels] = tf.nest.flatten(labels) if isinstance(labels, (dict, tuple)) else [labels]
-        loss: Any = model.loss if compiled else None
-        is_by_name = isinstance(loss, dict) and name in loss
-        loss = _loss_of(loss[name] if is_by_name else loss, output, labels)
-        return loss, loss_weights, _metrics_of(labels)
-    if compiled and (callable(model.loss) and not isinstance(model.loss, keras.losses.Loss)):
-        return model.loss, loss_weights, None
+class _Compiled(NamedTuple):
+    """The losses, their weights and the metrics of a model: one each, or a dict by output."""
+
+    loss: Any
+    loss_weights: Any = None
+    metrics: Any = None
+
+    @classmethod
+    def of(cls, model: keras.Model) -> _Compiled:
+        """Returns what a model was compiled with, except for its metrics."""
+        if not model.compiled or model.loss is None:
+            return cls(None)
+        return cls(model.loss, model.get_compile_config().get("loss_weights"))
+
+    def fitted_to(self, private: LabelDPModel, labels: Any) -> _Compiled:
+        """Returns the losses for labels, which are usual ones where none was compiled."""
+        inspected = InspectedModel(private)
+        outputs = inspected.outputs
+        if len(outputs) == 1:
+            [(name, output)] = outputs.items()
+            [labels] = tf.nest.flatten(labels) if isinstance(labels, (dict, tuple)) else [labels]
+            is_by_name = isinstance(self.loss, dict) and name in self.loss
+            loss = _loss_of(self.loss[name] if is_by_name else self.loss, output, labels)
+            return _Compiled(loss, self.loss_weights, _metrics_of(labels))
+        if callable(self.loss) and not isinstance(self.loss, keras.losses.Loss):
+            return self
+        parts = _labels_by_output(labels, list(outputs))
+        found = inspected.by_output(self.loss, "loss")
+        losses = {name: _loss_of(found.get(name), outputs[name], parts[name]) for name in parts}
+        loss_weights = self.loss_weights
+        if loss_weights is not None:
+            weights = inspected.by_output(loss_weights, "weight")
+            loss_weights = {name: weights.get(name, 1.0) for name in parts}
+        metrics = {name: _metrics_of(parts[name]) for name in parts}
+        kept = {name: kind for name, kind in metrics.items() if kind}
+        return _Compiled(losses, loss_weights, kept)
+
+
+def _labels_by_output(labels: Any, outputs: list[str]) -> dict[str, OutputLabels]:
     if not isinstance(labels, (dict, tuple)):
         raise ValueError(
-            f"expected labels for the outputs {list(outputs)}, got those of one. Give a dict of "
+            f"expected labels for the outputs {outputs}, got those of one. Give a dict of "
             "vaults by output, or columns= for a vault of rows."
         )
-    names = list(labels) if isinstance(labels, dict) else list(outputs)[: len(labels)]
-    parts = labels if isinstance(labels, dict) else dict(zip(names, labels, strict=True))
-    unknown = [name for name in names if name not in outputs]
+    if isinstance(labels, tuple):
+        return dict(zip(outputs[: len(labels)], labels, strict=True))
+    unknown = [name for name in labels if name not in outputs]
     if unknown:
         raise ValueError(
-            f"expected labels for the outputs {list(outputs)}, got labels for {unknown}. Name the "
+            f"expected labels for the outputs {outputs}, got labels for {unknown}. Name the "
             "outputs as the model does."
         )
-    found = inspected.by_output(model.loss if compiled else None, "loss")
-    losses = {name: _loss_of(found.get(name), outputs[name], parts[name]) for name in names}
-    if loss_weights is not None:
-        weights = inspected.by_output(loss_weights, "weight")
-        loss_weights = {name: weights.get(name, 1.0) for name in names}
-    metrics = {name: _metrics_of(parts[name]) for name in names}
-    return losses, loss_weights, {name: kind for name, kind in metrics.items() if kind}
+    return labels
 
 
 def _metrics_of(labels: OutputLabels) -> list[str] | None:
@@ -268,37 +285,3 @@ def _loss_of(loss: Any, output: Any, labels: OutputLabels) -> Any:
     if isinstance(kind, Rows) or output.shape[-1] == 1:
         return keras.losses.BinaryCrossentropy(from_logits=is_logits)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=is_logits)
-
-
-def _without_batch_normalization(model: keras.Model) -> keras.Model:
-    """Returns the model, or a copy that shares all layers but batch normalisations."""
-    replaced = []
-
-    def kept(layer: keras.Layer) -> keras.Layer:
-        if not isinstance(layer, keras.layers.BatchNormalization) or not layer.trainable:
-            return layer
-        replaced.append(layer.name)
-        channels = int(layer.input_spec.axes[layer.axis])
-        groups = next(g for g in range(max(1, channels // _GROUP), 0, -1) if channels % g == 0)
-        return keras.layers.GroupNormalization(groups, axis=layer.axis, epsilon=layer.epsilon)
-
-    if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
-        return model
-
-    def called(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(layer, keras.layers.GroupNormalization):  # takes no mask
-            kwargs.pop("mask", None)
-        return layer(*args, **kwargs)
-
-    # A sequential model has no `input`; that of a functional one keeps its structure.
-    is_flat = isinstance(model, keras.Sequential)
-    ends = (model.inputs, model.outputs) if is_flat else (model.input, model.output)
-    whole = keras.Model(*ends)
-    clone = keras.models.clone_model(whole, clone_function=kept, call_function=called)
-    if replaced:
-        _validate.warn(
-            f"layers {replaced} normalise over the batch, which mixes examples: they were replaced "
-            "by GroupNormalization with fresh weights, in a copy of the model. In a pretrained "
-            "model freeze them instead (layer.trainable = False): they stay as they are."
-        )
-    return clone
