@@ -14,13 +14,13 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
 from tf_labeldp.gradients.hull import HullChoice
-from tf_labeldp.training._configured import Configured
+from tf_labeldp.training._configured import Stateful
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
 
 
-class Denoiser(Configured, abc.ABC):
+class Denoiser(Stateful, abc.ABC):
     """Improves a noisy gradient with public features and the model alone.
 
     Guarantee:
@@ -45,10 +45,6 @@ class Denoiser(Configured, abc.ABC):
     reveals_batch: bool = False
     num_examples: int = 0
     takes_single_examples: bool = False
-
-    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns the state of the first step: a nest of tensors, ``()`` for none."""
-        return ()
 
     @abc.abstractmethod
     def denoise(

@@ -16,7 +16,7 @@ from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.mechanisms.step_noise import DeviceNormal, noisy_sums
-from tf_labeldp.training._configured import Configured
+from tf_labeldp.training._configured import Stateful
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
@@ -34,7 +34,7 @@ def fixed(name: str, doc: str) -> Any:
     return property(operator.attrgetter(name), doc=doc)
 
 
-class NoiseMechanism(Configured, abc.ABC):
+class NoiseMechanism(Stateful, abc.ABC):
     """Adds noise to the sum of clipped gradients, once per step.
 
     ``LabelDPOptimizer`` makes a ``GaussianNoise`` by default; ``tf_privacy.QueryNoise`` adapts the
@@ -65,10 +65,6 @@ class NoiseMechanism(Configured, abc.ABC):
     def begin(self) -> None:
         """Prepares for the steps of a ``fit``."""
         return None
-
-    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns the state carried from step to step: a nest of tensors, ``()`` for none."""
-        return ()
 
     @abc.abstractmethod
     def add_noise(

@@ -13,6 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.gradients.clip import Coordinates, Speed
+from tf_labeldp.training._configured import Stateful
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -138,9 +139,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             )
         speed = Speed(method, max_bytes)
         self.method, self.max_bytes = speed.method, speed.max_bytes
-        self._noise_state: Any = ()
-        self._denoiser_state: Any = ()
-        self._curvature: Any = ()
+        # The variables of each part's state, by the prefix of their names.
+        self._states: dict[str, Any] = {}
 
     l2_norm_clip: float = fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
     noise: NoiseMechanism = fixed("_noise", "The source of noise.")
@@ -183,13 +183,15 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             return
         self.inner_optimizer.build(variables)
         shapes = [tuple(variable.shape) for variable in variables]
-        self._noise_state = self._carried("noise", self.noise.initial_state(shapes))
-        self._denoiser_state = self._carried("denoiser", self.denoiser.initial_state(shapes))
+        parts: dict[str, Stateful] = {"noise": self.noise, "denoiser": self.denoiser}
         if self.preconditioner is not None:
-            self._curvature = self._carried("curvature", self.preconditioner.initial_state(shapes))
+            parts["curvature"] = self.preconditioner
+        # Files have the variables in this order.
+        for prefix, part in parts.items():
+            self._states[prefix] = self._in_variables(prefix, part.initial_state(shapes))
         super().build(variables)
 
-    def _carried(self, prefix: str, state: Any) -> Any:
+    def _in_variables(self, prefix: str, state: Any) -> Any:
         variables = []
         for number, value in enumerate(tf.nest.flatten(state)):
             array, name = keras.ops.convert_to_numpy(value), f"{prefix}_{number}"
@@ -197,6 +199,14 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             self._track_variable(variable)
             variables.append(variable)
         return tf.nest.pack_sequence_as(state, variables)
+
+    def _updated(self, prefix: str, update: Callable[[Any], tuple[Any, ...]]) -> list[Any]:
+        """Returns the results of a part's ``update``, except for the next state: it is kept."""
+        kept = self._states.get(prefix, ())
+        result, state, *report = update(tf.nest.map_structure(tf.convert_to_tensor, kept))
+        for variable, value in zip(tf.nest.flatten(kept), tf.nest.flatten(state), strict=True):
+            variable.assign(value)
+        return [result, *report]
 
     @property
     def variables(self) -> list[Any]:
@@ -221,18 +231,19 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def add_noise(self, clipped_sum: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum with this step's noise; ``LabelDPModel`` calls it once per step."""
-        state = _values(self._noise_state)
-        noisy, after = self.noise.add_noise(clipped_sum, self.l2_norm_clip, state)
-        _assign(self._noise_state, after)
+        clip = self.l2_norm_clip
+        [noisy] = self._updated(
+            "noise", lambda state: self.noise.add_noise(clipped_sum, clip, state)
+        )
         return noisy
 
     def denoise(
         self, gradients: list[tf.Tensor], vertices: Setting[Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the denoised gradients, and scalars to report."""
-        state = _values(self._denoiser_state)
-        denoised, after, report = self.denoiser.denoise(gradients, vertices, state)
-        _assign(self._denoiser_state, after)
+        denoised, report = self._updated(
+            "denoiser", lambda state: self.denoiser.denoise(gradients, vertices, state)
+        )
         return denoised, report
 
     @property
@@ -242,11 +253,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def coordinates(self, vertices: Setting[Any]) -> list[Coordinates] | None:
         """Returns the coordinates of clipping and noise; None without a preconditioner."""
-        if self.preconditioner is None:
+        whitening = self.preconditioner
+        if whitening is None:
             return None
-        coordinates, after = self.preconditioner.coordinates(vertices, _values(self._curvature))
-        _assign(self._curvature, after)
-        return coordinates
+        [found] = self._updated("curvature", lambda state: whitening.coordinates(vertices, state))
+        return found
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Applies noisy gradients; raises for any others."""
@@ -308,15 +319,6 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             for name in _OBJECTS
         }
         return cls(**{**config, **objects})
-
-
-def _values(state: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, state)
-
-
-def _assign(state: Any, values: Any) -> None:
-    for variable, value in zip(tf.nest.flatten(state), tf.nest.flatten(values), strict=True):
-        variable.assign(value)
 
 
 def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:

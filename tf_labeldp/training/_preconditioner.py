@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients.clip import Coordinates
-from tf_labeldp.training._configured import Configured
+from tf_labeldp.training._configured import Stateful
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LONGEST = 1024
@@ -21,7 +21,7 @@ _LONGEST = 1024
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 @dataclasses.dataclass(eq=False)
-class GaussNewton(Configured):
+class GaussNewton(Stateful):
     """Whitens the gradient of each weight by two factors of its curvature, without labels.
 
     Noise hurts most in directions of high curvature. Coordinates of nearly uniform curvature move
