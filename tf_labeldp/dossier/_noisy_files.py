@@ -375,10 +375,12 @@ def _check_priors(
             found.problems.append(differ)
         return
     shifts = [record.output.arrays["shift"] for record in records if "shift" in record.output.names]
-    if not np.array_equal(np.concatenate(shifts)[order] if shifts else None, priors.shift):
+    shift: Any = np.concatenate(shifts)[order] if shifts else None
+    own_shift: Any = priors.shift
+    if not np.array_equal(shift, own_shift):
         found.problems.append("its predictions differ from those that the draw subtracted")
         return
-    values = getattr(noisy.mechanism, "inputs", None)
+    values: Any = getattr(noisy.mechanism, "inputs", None)
     if priors.values is not None and not np.array_equal(priors.values, values):
         found.problems.append(differ)
         return
