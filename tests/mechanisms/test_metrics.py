@@ -67,7 +67,7 @@ def test_one_label_moves_the_sum_by_the_sensitivity_and_no_more(name):
     mechanism = CASES[name][0]
     if mechanism.num_classes:
         others = range(K)
-        # The hardest predictions there are, beside those drawn.
+        # The hardest predictions there are, in addition to those drawn.
         rows = np.vstack([np.eye(K), RNG.dirichlet(np.ones(K), 30)])
         rows = rows.argmax(axis=1) if name == "accuracy of codes" else rows
     else:

@@ -27,6 +27,7 @@ from tf_labeldp.mechanisms.numbers import AdditiveMechanism
 from tf_labeldp.mechanisms.priors import PriorRows
 
 _MAX_CONDITION = 1e12
+"""Above, the inverse of a channel has fewer than four correct digits."""
 
 
 def debiased(

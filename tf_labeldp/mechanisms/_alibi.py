@@ -18,8 +18,12 @@ from tf_labeldp.mechanisms.integer_noise import DiscreteGaussian, LaplaceNoise
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _LEAST_EPSILON = {"laplace": integer_noise.MIN_EPSILON, "gaussian": 1e-3}
+"""Gaussian noise has a sigma of 2^25 to 2^26 grid steps here. From epsilon 1e-3 on the discrete law
+is then as private as the continuous one: ``gaussian_scale`` asks for 1.7e7 steps."""
 _LARGEST_EPSILON = 1e6
+"""Up to here ``_FINEST_UNIT`` is fine enough."""
 _LAPLACE_UNIT = integer_noise.MAX_STEPS // 2
+"""Grid steps per unit: a label moves two entries by one unit each, together by ``MAX_STEPS``."""
 _FINEST_UNIT = 1 << 40
 """Grid steps per unit, which put sigma above ``MAX_SIGMA`` at every epsilon allowed here."""
 

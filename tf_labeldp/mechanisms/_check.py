@@ -21,6 +21,7 @@ from tf_labeldp.mechanisms.base import (
 _FALSE_ALARM = 1e-9
 """The largest probability that a sound mechanism fails the test."""
 _TOLERANCE = 1e-9
+"""Rounding of doubles that is allowed in the sums of rows and in log-ratios."""
 _MOST_LABELS, _MOST_COLUMNS = 8, 64
 """Most classes with test draws, and most columns of a statistic that are tested one by one."""
 _WIDEST = 4096
@@ -28,6 +29,7 @@ _WIDEST = 4096
 _LARGEST_USE = 1000
 """Most labels of a use whose size is drawn."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)
+"""Ends of the half-lines that are tried, as quantiles of the outputs for both labels together."""
 _LARGEST_EPSILON, _LEAST = 700.0, 1e-290
 """Larger epsilons overflow e^epsilon; smaller likelihoods lose digits as subnormal doubles."""
 _DELTAS = (0.003, 0.03, 0.3)
@@ -95,7 +97,7 @@ def check_mechanism(
     if isinstance(mechanism, RegressionMechanism):
         return _check_numbers(mechanism, draws)
     if isinstance(mechanism, LabelMechanism):
-        return _check_rows(mechanism, draws)
+        return _check_without_channel(mechanism, draws)
     statistic = AggregateMechanism.checked(mechanism)
     return _check_statistic(statistic, draws, public_input, size)
 
@@ -218,7 +220,7 @@ def _check_numbers(mechanism: RegressionMechanism, draws: int) -> bool:
     return True
 
 
-def _check_rows(mechanism: LabelMechanism, draws: int) -> bool:
+def _check_without_channel(mechanism: LabelMechanism, draws: int) -> bool:
     classes = getattr(mechanism, "num_classes", None)
     if classes is None or mechanism.public_input == "features":
         return False  # There are no synthetic labels or features for it.
@@ -311,16 +313,16 @@ def _two_data_sets(mechanism: AggregateMechanism, size: int) -> tuple[np.ndarray
     shape = (size,) if columns is None else (size, columns)
     labels: np.ndarray
     if label_range is None:
-        one, two = rng.permutation(num_classes)[:2]
+        before, after = rng.permutation(num_classes)[:2]
         labels = rng.integers(num_classes, size=shape)
     else:
-        one, two = rng.permutation(np.asarray(label_range))
+        before, after = rng.permutation(np.asarray(label_range))
         labels = rng.uniform(label_range[0], label_range[1], shape)
     if size < 10:
-        labels = np.full(shape, one)
-    row, other = int(rng.integers(size)), labels.copy()
-    labels[row], other[row] = one, two
-    return labels, other
+        labels = np.full(shape, before)
+    row, neighbour = int(rng.integers(size)), labels.copy()
+    labels[row], neighbour[row] = before, after
+    return labels, neighbour
 
 
 class _Sketch:
@@ -348,6 +350,8 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
     level = _level(len(outputs))
     rows = [output.reshape(len(output), -1) for output in outputs]
     for first, second in itertools.permutations(rows, 2):
+        # The set is chosen by one half of the draws and tested on the other: on the draws that
+        # chose it, the likeliest of many sets would fail sound mechanisms.
         half = len(first) // 2
         direction, value = _likelier_set(first[:half], second[:half])
         mine, other = first[half:] @ direction, second[half:] @ direction

@@ -23,6 +23,7 @@ from tf_labeldp.mechanisms.random_bits import Rng
 from tf_labeldp.mechanisms.users import UsersOfRows
 
 _BLOCK_BYTES = 1 << 26
+"""Bytes of features that are copied to doubles at a time."""
 _CACHED = 1 << 17
 """Numbers rounded and summed at a time: they stay in a core's own cache."""
 _MOST_BYTES = 1 << 30
@@ -245,6 +246,9 @@ class LabelMomentMechanism(FrozenWithNoise, FrozenAggregate):
         """Returns the public grid on which sums over n rows stay below 2^53."""
         num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         _validate.integer_at_least("num_features", num_features, 1)
+        # A row adds at most 2^bits steps to a sum, up to rounding, so all rows add up to less than
+        # 2^53. With 40 bits, noise of 2^17 times the sensitivity fits 64-bit integers. With fewer
+        # than 20, the rounding of each row would be a visible part of the sensitivity.
         bits = min(52 - num_rows.bit_length(), 40)
         if bits < 20:
             raise ValueError(f"expected fewer than 2^32 rows for exact sums, got {num_rows}.")

@@ -14,6 +14,7 @@ from tf_labeldp.mechanisms._optimal_bins import checked_prior
 from tf_labeldp.mechanisms.bin_losses import MOST_UNBIASED_EPSILON, unbiased_range
 
 _GRID = 101
+"""Outputs of the first program, which later ones refine around those in use."""
 _FEW_VALUES = 32
 """Up to here the grid is refined twice, for about a second more (at 64 values fifteen)."""
 _EPSILON_SLACKS = (1e-7, 1e-4, 1e-2, 0.1)
@@ -99,6 +100,7 @@ def _optimum(
         outputs = np.unique(np.clip(grid, low, high))
         outputs = outputs[np.diff(outputs, prepend=-np.inf) > 1e-9 * (high - low)]
         table = _solve(values, prior, epsilon, outputs)
+        # The solver's tolerances are 1e-10: a smaller entry is zero.
         used = table.max(axis=0) > 1e-9
         outputs, table = outputs[used], table[:, used]
         if spread is not None:

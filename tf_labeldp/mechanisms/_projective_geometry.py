@@ -232,8 +232,8 @@ class _Space:
         normal = np.take_along_axis(free, np.minimum(places - (places > first), width - 1), axis=0)
         normal[places == first] = 0
         product = np.zeros_like(points)
-        for one, other in zip(normal, vectors, strict=True):
-            product += one * other % self.prime
+        for entry, coordinate in zip(normal, vectors, strict=True):
+            product += entry * coordinate % self.prime
         np.put_along_axis(normal, first[np.newaxis], (flip - product)[np.newaxis] % self.prime, 0)
         return self._numbers(normal)
 

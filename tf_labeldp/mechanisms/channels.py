@@ -129,7 +129,8 @@ def whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     every = np.arange(table.shape[0])
     units[every, np.argmax(units, axis=1)] += UNITS - units.sum(axis=1)
 
-    # Rounding down by more than the errors of exp and a product keeps ratios within e^epsilon.
+    # Rounding down by more than the errors of exp and a product keeps ratios within e^epsilon. From
+    # epsilon 37 on, one unit may stand next to all 2^53, and a much larger one overflows exp.
     grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
     least = units.min(axis=0)
     most = np.maximum(np.minimum(np.floor(least * grown), float(UNITS)).astype(np.int64), least)

@@ -129,6 +129,7 @@ def with_noise(
 def _seeded_noise(
     kind: str, whole: bool, scale: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
+    # Floating-point noise reveals low bits of a sum, so these draws are for repeatable runs alone.
     if kind == "gaussian":
         return np.rint(rng.normal(scale=scale, size=shape)).astype(np.int64)
     if not whole:

@@ -19,7 +19,8 @@ from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, decay_per_step, ge
 from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
 
 _STEPS = 1 << 20
-"""Grid steps in the sensitivity, except for accuracy, which needs one."""
+"""Grid steps in the sensitivity, except for accuracy, which needs one. Rounding moves a mean by at
+most 2^-21 of the sensitivity."""
 _LAST_CELL = 1 << 16
 """The largest position of a label: more cells than this are noise alone."""
 _TOLERANCE = 1e-3

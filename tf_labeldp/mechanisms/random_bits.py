@@ -125,7 +125,8 @@ def draw_columns(ends: np.ndarray, rows: np.ndarray, rng: Rng) -> np.ndarray:
     ``ends`` (m, K) has the running sums of each row's probabilities in units of 2^-53.
     """
     drawn = uniform_integers(rows.size, rng).astype(np.int64)
-    # A bisection over all rows together finds the column whose units contain the number.
+    # A bisection over all rows together finds the column whose units contain the number. The last
+    # end is 2^53, above every number.
     low = np.zeros(rows.size, dtype=np.int64)
     high = np.full_like(low, ends.shape[1] - 1)
     for _ in range((ends.shape[1] - 1).bit_length()):

@@ -30,9 +30,11 @@ _AREA = math.sqrt(0.5 * math.pi) / _CODES
 """Area of a layer, where the whole of ``exp(-x^2 / 2)``, x > 0, has the area of all codes."""
 
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+"""The first four words of a ChaCha20 block (RFC 8439, section 2.3)."""
 _PER_BLOCK = 8
 """Normal numbers from the 64 bytes of a ChaCha20 block."""
 _MOST_BLOCKS = 2**31 - 1
+"""Blocks under one nonce: ``tf.range`` counts them in 32 bits with a sign."""
 
 
 def standard_normal(size: int, rng: Rng) -> np.ndarray:
@@ -168,6 +170,7 @@ def _right_ends() -> np.ndarray:
     Each layer begins at the height where the one below ends. The last few areas have no room.
     """
     ends: list[float] = []
+    # The widest layer, [0, x] below exp(-x^2 / 2), has the common area: a fixed point.
     x = 4.0
     for _ in range(50):
         x = math.sqrt(-2.0 * math.log(_AREA / x))
