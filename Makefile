@@ -37,7 +37,7 @@ TESTS := test test-slow test-all test-exhaustive test-without-onednn
 .PHONY: demo $(TESTS) docs mutants test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test lock clean
 
 demo: $(VENV)/.plots
-	$(BIN)/python -m tf_labeldp.cli demo
+	$(BIN)/python examples/demo.py
 
 # Workers share two cores: more threads of OpenMP and of TensorFlow's operators would wait for each
 # other. The third worker computes while others wait for a disk or another process. Each takes a part

@@ -1,21 +1,18 @@
 """Data sets for the demo from local files: MNIST, Fashion-MNIST, Adult, or a TFDS data set.
 
-    python examples/demo_datasets.py mnist FOLDER
-    tf-labeldp demo --data mnist --data-dir FOLDER
+    python examples/demo.py --data mnist --data-dir FOLDER
 
-The first command reads the four files FOLDER/mnist/*-ubyte.gz (or FOLDER/adult/*.gz, or a prepared
-TFDS data set) and writes FOLDER/mnist.npz. It downloads nothing.
+reads the four files FOLDER/mnist/*-ubyte.gz (or FOLDER/adult/*.gz, or a prepared TFDS data set). It
+downloads nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import gzip
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -297,21 +294,3 @@ def _images(array: np.ndarray) -> np.ndarray:
     scaled = array.astype(np.float32) / scale
     fits = array.ndim == 4 and min(array.shape[1:3]) >= _SMALLEST_IMAGE
     return scaled if fits else scaled.reshape(len(scaled), -1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="mnist, fashion_mnist, adult, or the name of a TFDS data set")
-    parser.add_argument("folder", type=pathlib.Path, help="folder of the local files")
-    args = parser.parse_args()
-    try:
-        data = dataclasses.asdict(load(args.name, args.folder))
-    except DatasetError as error:
-        sys.exit(str(error))
-    path = args.folder / f"{data.pop('name').replace('/', '-').replace(':', '-')}.npz"
-    np.savez(path, **data)
-    print(f"{path}: {len(data['y_train']):,} training and {len(data['y_test']):,} test examples")
-
-
-if __name__ == "__main__":
-    main()

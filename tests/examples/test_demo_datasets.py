@@ -6,12 +6,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import demo
 import demo_datasets
 import numpy as np
 import pytest
 from demo_datasets import DatasetError
-
-from tf_labeldp.cli import main
 
 
 def test_digits():
@@ -219,18 +218,6 @@ def test_errors_name_missing_files_and_packages(tmp_path, monkeypatch):
         load_toy(monkeypatch, tmp_path, None)
 
 
-def test_the_demo_reads_the_file_that_the_script_writes(adult_folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "adult", str(adult_folder)])
-    demo_datasets.main()
-    assert "adult.npz: 4 training and 2 test examples" in capsys.readouterr().out
-    written = demo_datasets.load("adult", adult_folder)
-    with np.load(adult_folder / "adult.npz", allow_pickle=False) as file:
-        assert file["class_names"].tolist() == ["<=50K", ">50K"]
-        for name in ("x_train", "y_train", "x_test", "y_test"):
-            np.testing.assert_array_equal(file[name], getattr(written, name))
-    assert main(["demo", "--data", "adult", "--data-dir", str(adult_folder)]) == 2
-    # The demo read the file.
-    assert "adult has too few examples" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "cats", str(adult_folder)])
-    with pytest.raises(SystemExit, match="unknown data set 'cats'"):
-        demo_datasets.main()
+def test_the_demo_reads_them(adult_folder):
+    with pytest.raises(SystemExit, match="adult has too few examples"):
+        demo.main(["--data", "adult", "--data-dir", str(adult_folder)])

@@ -7,7 +7,10 @@ import re
 import shutil
 import subprocess
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 
@@ -23,6 +26,52 @@ PAGES = {
     if page.name not in ("CHANGELOG.md", "coverage.md")
 }
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
+CODE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+
+
+class Section(NamedTuple):
+    """Words and numbers that a section prints, and its names and files that have a statement."""
+
+    shown: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    numbers: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
+SECTIONS = {
+    ("README.md", "One call"): Section(
+        ("A table: random Fourier features", "(1, 1e-05)-label-DP"),
+        ("model", "trained/model.keras"),
+    ),
+    ("README.md", "Ten lines"): Section(("(2, 0)-label-DP",), ("labels", "digits.keras")),
+    ("docs/guide.md", "A Keras model on noisy labels"): Section(
+        ("(2, 0)-label-DP", "The labels of this fit are those of this draw."),
+        ("stages", "digits.keras"),
+    ),
+    ("docs/guide.md", "Labels that come later"): Section(("6 [0 1 2 3 4 5] 1.0",), ("visits",)),
+    ("docs/guide.md", "Numbers instead of classes"): Section(
+        ("RROnBins(epsilon=", "(1, 0)-label-DP"), ("amounts",)
+    ),
+    ("docs/guide.md", "Tables"): Section((), ("trees", "model", "net", "trees.keras")),
+    # The head on digits: 0.950 with a standard deviation of 0.006 in 40 fits.
+    ("docs/guide.md", "One release instead of many draws"): Section(
+        ("(1, 1e-05)-label-DP",), ("head",), {r"^(0\.\d+)$": (0.9, 1.0)}
+    ),
+    ("docs/guide.md", "Clusters of the features"): Section(("(1, 0)-label-DP",), ("noisy",)),
+    ("docs/guide.md", "Noisy labels and all the images"): Section(
+        ("(3, 0)-label-DP",), ("network.keras",)
+    ),
+    ("docs/guide.md", "Preferences between answers"): Section(("(1, 0)-label-DP",), ("head",)),
+    # DP-SGD spends just below its target.
+    ("docs/guide.md", "DP-SGD on labels"): Section(
+        (), ("private_model",), {r"^\((3\.9\d+), 0\.0001\)-label-DP": (3.9, 4.0)}
+    ),
+    ("docs/guide.md", "Evaluate and tune"): Section(("(1, 1e-05)-label-DP",), ("sets",)),
+}
+# They save time.
+FEWER_EPOCHS = {
+    "epochs_per_stage=10": "epochs_per_stage=2",
+    "epochs=120": "epochs=2",
+}
 # Pages that run by themselves, with words that they print. Blocks of engines are left out.
 ALONE = {
     "privacy.md": ["quoted 0.73, at least 1.4", "NOT PRIVATE: seeded", "True\nTrue\n"],
@@ -50,41 +99,41 @@ NUMBERS = {
 OF_ENGINES = "with beam.Pipeline"
 
 
+def sections(page):
+    """Returns the blocks of code of each section, after those that stand before all sections."""
+    first, *others = re.split(r"^## (.*)$", PAGES[page], flags=re.M)
+    before = CODE.findall(first)
+    found = {
+        title: CODE.findall(text) for title, text in zip(others[::2], others[1::2], strict=True)
+    }
+    return {title: [*before, *blocks] for title, blocks in found.items() if blocks}
+
+
 @pytest.mark.slow
-def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
-    pages = PAGES["README.md"] + PAGES["docs/guide.md"]
-    # Fewer epochs save time.
-    for epochs, fewer in (
-        ("epochs_per_stage=10", "epochs_per_stage=2"),
-        ("epochs=120", "epochs=2"),
-    ):
-        assert pages.count(epochs) == 1
-        pages = pages.replace(epochs, fewer)
-    blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 20
+@pytest.mark.parametrize(("page", "title"), SECTIONS)
+def test_a_section_runs_by_itself(page, title, tmp_path, monkeypatch, capsys):
+    code = "\n".join(sections(page)[title])
+    for epochs, fewer in FEWER_EPOCHS.items():
+        code = code.replace(epochs, fewer)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    # Later blocks use the names of earlier ones.
-    for block in blocks:
-        exec(compile(block, "README.md and guide.md", "exec"), names)
+    exec(compile(code, f"{page}: {title}", "exec"), names := {"__name__": "page"})
     shown = capsys.readouterr().out
-    assert "A table: random Fourier features" in shown
-    assert (tmp_path / "trained" / "README.md").exists()
-    assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
-    # The head on digits: 0.950 with a standard deviation of 0.006 in 40 fits.
-    assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0
-    assert "(1, 1e-05)-label-DP" in shown and "(3, 0)-label-DP" in shown
-    # The noisy amounts and the clusters.
-    adaptive = shown.count("For any adaptive use: (1, 0)-label-DP")
-    assert shown.count("(1, 0)-label-DP") - adaptive == 3
-    for file in ("digits.keras", "network.keras"):
-        assert guarantee(tmp_path / file).is_private
-    assert "The labels of this fit are those of this draw." in shown
-    # DP-SGD spends just below its target.
-    spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])
-    assert 3.9 < spent <= 4.0
-    for name in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
-        assert names[name].guarantee().is_private  # type: ignore[attr-defined]
+    expected = SECTIONS[page, title]
+    assert [words for words in expected.shown if words not in shown] == []
+    for name in expected.private:
+        is_file = name not in names
+        assert guarantee(tmp_path / name if is_file else names[name]).is_private
+    for pattern, (low, high) in expected.numbers.items():
+        assert low < float(re.findall(pattern, shown, re.M)[-1]) < high
+
+
+def test_each_section_with_code_is_run():
+    for page in ("README.md", "docs/guide.md"):
+        assert [(page, title) for title in sections(page)] == [
+            key for key in SECTIONS if key[0] == page
+        ]
+    code = "".join(block for key in SECTIONS for block in sections(key[0])[key[1]])
+    assert [epochs for epochs in FEWER_EPOCHS if code.count(epochs) != 1] == []
 
 
 @pytest.mark.slow
@@ -179,7 +228,7 @@ def test_a_page_names_what_exists(page):
 def test_the_commands_of_the_pages_exist(capsys):
     text = "".join(PAGES.values()).replace("\\\n", " ")
     commands = re.findall(r"(?:^|`)tf-labeldp ([a-z-]+)((?:[^`#\n]|\n--)*)", text, re.M)
-    assert {verb for verb, _ in commands} >= {"demo", "train", "randomize", "report", "verify"}
+    assert {verb for verb, _ in commands} >= {"train", "randomize", "report", "verify"}
     for verb, arguments in commands:
         with pytest.raises(SystemExit, match="0"):
             main([verb, "--help"])

@@ -30,6 +30,7 @@ An error is one line, the last one on stderr, and exit code 2; other lines on st
 and remarks. Of an unexpected error only the kind is shown, since its text may quote a label; with
 {_TRACEBACK}=1 in the environment all of it is shown, for the label holder's eyes alone.
 """
+_DEMO = "the demo is examples/demo.py of the source now; run make demo in a checkout"
 _LARGEST_EPSILON = 1000.0
 """e to this power overflows a double; such an epsilon protects nothing."""
 _MOST_CLASSES = 10**9
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if the system did.
 
     Example:
-        >>> main(["demo", "--epsilons", "0"])
+        >>> main(["recommend", "--epsilon", "0"])
         2
     """
     parser = _Parser(
@@ -98,7 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         shtab.add_argument_to(parser, help="print the completion of a shell")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for add_verb in (
-        _add_demo,
         _add_randomize,
         _add_recommend,
         _add_train,
@@ -117,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     try:
+        if list(words[:1]) == ["demo"]:
+            raise _console.CommandError(_DEMO)
         args = parser.parse_args(words)
+        _console.options = verbs.choices[args.verb].options()
         if args.check:
             args.check(args)
         run = pkgutil.resolve_name(f"tf_labeldp.cli.{args.run}")
@@ -150,6 +153,15 @@ def _terminate(*unused: object) -> NoReturn:
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like those of the verbs."""
+
+    def options(self) -> dict[str, str]:
+        """Returns the options by their own names, and by the library's arguments that they set."""
+        found = {}
+        for action in self._actions:
+            for option in action.option_strings:
+                own_name = option.lstrip("-").replace("-", "_")
+                found |= {own_name: option, action.dest: option}
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise _console.CommandError(f"{message}. See {self.prog} --help.")
@@ -217,9 +229,10 @@ def _check_labels(args: argparse.Namespace) -> None:
 def _check_train(args: argparse.Namespace) -> None:
     _check_labels(args)
     _check_images(args)
-    if args.metric is not None and args.evaluate is None:
+    if args.evaluation_metric is not None and args.budget_for_evaluation is None:
+        metric = args.evaluation_metric
         raise _console.CommandError(
-            f"--metric {args.metric} needs --evaluate EPSILON, which pays for it; give both"
+            f"--metric {metric} needs --evaluate EPSILON, which pays for it; give both"
         )
     # Before there is a store, whose budget would have this delta.
     if args.delta is not None:
@@ -403,10 +416,10 @@ def _add_train(verbs: Any) -> None:
     add("--images", type=_path, metavar="DIR",
         help="folder of images; the images are then the features")
     add("--file", metavar="NAME", help="column of the table with the names of the images")
-    add("--evaluate", type=_epsilon, metavar="EPSILON",
+    add("--evaluate", dest="budget_for_evaluation", type=_epsilon, metavar="EPSILON",
         help="hold out a tenth of the rows, and release the model's quality on them at this "
         "epsilon; training does not use their labels, so the larger epsilon covers both")
-    add("--metric", metavar="NAME",
+    add("--metric", dest="evaluation_metric", metavar="NAME",
         help="the quality that --evaluate releases: a metric of PrivateLabels.evaluate. For a rare "
         "class take average_precision (of two classes), auc or f1 (default: accuracy; for numbers "
         "mse)")
@@ -434,33 +447,6 @@ def _add_predict(verbs: Any) -> None:
     add("--output", type=_path, default=pathlib.Path("predictions.csv"), metavar="FILE",
         help="new table: .csv, .csv.gz or .parquet (default: predictions.csv)")
     add("--overwrite", action="store_true", help="replace an existing output")
-
-
-def _add_demo(verbs: Any) -> None:
-    add = _verb(
-        verbs, "demo", "_demo.run_demo",
-        help="train with and without label privacy and compare",
-        description="Trains a small Keras model without privacy (NOT PRIVATE, for comparison), "
-        "with LP-1ST (randomized response), LP-2ST (two stages, RRWithPrior), DP-SGD and "
-        "PrivateClassifier at several values of epsilon, prints a table, and writes a plot, "
-        "privacy statements, noisy labels and models to a folder. Files of an earlier demo in that "
-        "folder are replaced; other files are left untouched.",
-    ).add_argument
-    add("--data", default="digits", metavar="NAME",
-        help="digits (comes with scikit-learn; default), or the name of a file DIR/NAME.npz; "
-        "examples/demo_datasets.py writes adult, mnist, fashion_mnist and TFDS data sets")
-    add("--data-dir", type=_path, default=os.environ.get("LABELDP_DATA_DIR") or None,
-        metavar="DIR",
-        help="folder of the file (default: the environment variable LABELDP_DATA_DIR)")
-    add("--epsilons", type=_epsilon, nargs="+", default=[1.0, 2.0, 4.0], metavar="EPSILON",
-        help="privacy parameters (default: 1 2 4)")
-    add("--epochs", type=_whole(1), metavar="N",
-        help="epochs per stage; LP-2ST has two stages (default: 15 for digits, 3 for others)")
-    add("--insecure-seed", type=_whole(0), metavar="N",
-        help="repeatable random numbers; the statements are then 'NOT PRIVATE: seeded' (default: "
-        "the operating system's secure generator)")
-    add("--output", type=_path, default=pathlib.Path("demo-output"), metavar="DIR",
-        help="folder for the results (default: demo-output)")
 
 
 def _add_randomize(verbs: Any) -> None:

@@ -20,22 +20,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM ended the process; cleaned up after like a stop by hand."""
 
 
-_OPTIONS = {
-    "budget_for_evaluation": "--evaluate",
-    "evaluation_metric": "--metric",
-    "insecure_seed": "--insecure-seed",
-    "num_classes": "--num-classes",
-    **{
-        name: f"--{name}"
-        for name in ("classes", "delta", "epsilon", "high", "loss", "low", "method", "metric")
-    },
-}
-"""Options of the command by the arguments of the library that they set."""
+options: dict[str, str] = {}
+"""The options of the verb that runs, by the arguments of the library that they set."""
 
 
 def in_options(text: str) -> str:
     """Returns a text of the library with options, ``--method head`` for ``method='head'``."""
-    return Message.with_options(text, _OPTIONS)
+    return Message.with_options(text, options)
 
 
 def text_of(error: BaseException | Warning | str) -> str:

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -27,8 +27,9 @@ from tf_labeldp._progress import Progress, num_cores
 from tf_labeldp._validate import counted
 from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import Assumption
-from tf_labeldp.cli import _outputs, _tables, _tasks
+from tf_labeldp.cli import _outputs, _tables
 from tf_labeldp.cli._console import CommandError, say
+from tf_labeldp.cli._label_columns import ClassColumn, Draw, LabelColumn, NumberColumn
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import NoisyFiles
@@ -53,45 +54,59 @@ def run_randomize(args: argparse.Namespace) -> int:
         table.use_threads = jobs > 1
     noisy_column = args.column if args.output_column is None else args.output_column
     ids = _id_columns(tables, args, noisy_column)
-    regression = args.task == "regression"
-    task = _tasks.Regression(args) if regression else _tasks.Classification(args)
+    column = NumberColumn(args) if args.task == "regression" else ClassColumn(args)
     columns = [(name, tables[0].types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
-    schema = pa.schema([*columns, (noisy_column, task.output_type)])
+    schema = pa.schema([*columns, (noisy_column, column.output_type)])
     target = _outputs.output_of(args, files, several, schema)
     if args.store is not None:
         below = "error" if isinstance(target, _outputs.FolderOutput) else "fine"
         _outputs.check_separate(args.output, target.published, args.store, below)
     progress_of = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
-        with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
-            settings = {"task": task, "ids": ids, "several": several, "progress": progress}
-            parts, shards = zip(
-                *pool.map(functools.partial(_read, **settings), tables), strict=True
-            )
-        labels = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        del parts
-        with progress_of("drawing noisy labels") as progress, task.explained():
-            keyed = ids and args.draws == "keyed"
-            keys = pa.concat_tables([shard.ids for shard in shards]).column(0) if keyed else None
-            if args.store is not None:
-                _check_ids(args.store, shards)
-            vault = task.vault(labels, keys)
-            del labels
-            draw = task.draw(vault)
-            del vault  # It has the labels, which take memory.
-            if args.store is not None:
-                _keep_ids(args.store, shards)
-            progress.advance(len(draw.noisy_labels))
+        read = functools.partial(_read, column=column, ids=ids, several=several)
+        draw, shards = _draw_all(tables, read, column, jobs, progress_of)
         most_rows = _most_rows_of_one_id([shard.ids for shard in shards])
         listed = {shard.name: shard.size for shard in shards} if several else None
         statement = functools.partial(_statement, schema.names, draw, most_rows, listed)
         with progress_of("writing", len(draw.noisy_labels)) as progress:
             noisy = draw.noisy_labels.values
-            rows = functools.partial(_output_rows, shards, task, schema, noisy)
+            rows = functools.partial(_output_rows, shards, column, schema, noisy)
             output.publish(statement, rows, progress.advance, jobs)
     if not args.quiet:
         _report(args, tables, ids, output, draw, most_rows)
     return 0
+
+
+def _draw_all(
+    tables: Sequence[_tables.Table],
+    read: Callable[..., tuple[np.ndarray, _Shard]],
+    column: LabelColumn,
+    jobs: int,
+    progress_of: Callable[[str], Progress],
+) -> tuple[Draw, Sequence[_Shard]]:
+    """Reads the labels of all tables, and draws their noisy labels.
+
+    Labels and vault are dropped as soon as they are not needed: they take memory.
+    """
+    args = column.args
+    with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
+        read = functools.partial(read, progress=progress)
+        parts, shards = zip(*pool.map(read, tables), strict=True)
+    labels = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    del parts
+    with progress_of("drawing noisy labels") as progress, column.explained():
+        has_keys = shards[0].ids.num_columns and args.draws == "keyed"
+        keys = pa.concat_tables([shard.ids for shard in shards]).column(0) if has_keys else None
+        if args.store is not None:
+            _check_ids(args.store, shards)
+        vault = column.vault(labels, keys)
+        del labels
+        draw = column.draw(vault)
+        del vault
+        if args.store is not None:
+            _keep_ids(args.store, shards)
+        progress.advance(len(draw.noisy_labels))
+    return draw, shards
 
 
 class _Shard(NamedTuple):
@@ -104,10 +119,10 @@ class _Shard(NamedTuple):
 
 
 def _read(
-    table: _tables.Table, task: _tasks.Task, ids: Sequence[str], several: bool, progress: Progress
+    table: _tables.Table, column: LabelColumn, ids: Sequence[str], several: bool, progress: Progress
 ) -> tuple[np.ndarray, _Shard]:
-    args = task.args
-    labels, columns = table.read(args.column, task.kind, ids)
+    args = column.args
+    labels, columns = table.read(args.column, column.kind, ids)
     rows = len(labels)
     if labels.null_count:
         raise CommandError(
@@ -120,7 +135,7 @@ def _read(
             "row one, which identifies it among several files"
         )
     try:
-        encoded = task.encoded(labels)
+        encoded = column.encoded(labels)
     except CommandError as error:
         raise CommandError(f"column {args.column!r} of {table.path}: {error}") from None
     digest = "" if args.store is None else _digest_of(columns)
@@ -137,7 +152,7 @@ def _count_missing(column: Any) -> int:
 
 def _output_rows(
     shards: Sequence[_Shard],
-    task: _tasks.Task,
+    column: LabelColumn,
     schema: Any,
     noisy: np.ndarray,
     advance: _outputs.Advance,
@@ -147,7 +162,7 @@ def _output_rows(
             stop = min(start + _ROWS, shard.size)
             ids = shard.ids.slice(start, stop - start).columns
             ids = ids or [_tables.to_arrow(np.arange(first + start, first + stop))]
-            part = task.decoded(noisy[first + start : first + stop])
+            part = column.decoded(noisy[first + start : first + stop])
             yield pa.table([*ids, part], schema=schema)
             advance(stop - start)
 
@@ -157,7 +172,7 @@ def _output_rows(
 
 def _statement(
     names: Sequence[str],
-    draw: _tasks.Draw,
+    draw: Draw,
     most_rows: int | None,
     files: dict[str, int] | None,
     digests: Sequence[str],
@@ -198,7 +213,7 @@ def _report(
     tables: Sequence[_tables.Table],
     ids: Sequence[str],
     output: _outputs.Output,
-    draw: _tasks.Draw,
+    draw: Draw,
     most_rows: int | None,
 ) -> None:
     if draw.stored:

@@ -16,7 +16,7 @@ from tf_labeldp import dossier
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.cli import _features, _outputs, _tables, _tasks
+from tf_labeldp.cli import _features, _label_columns, _outputs, _tables
 from tf_labeldp.cli._console import (
     CommandError,
     explained,
@@ -90,9 +90,12 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
     warnings = [f"Warning: {for_terminal(text)}." for text in warnings]
     data = "\n\n".join([f"{columns[0].upper()}{for_terminal(columns[1:])}.", *warnings])
     stated = dossier.save(model, folder, data=data)
+    evaluation = []
+    if args.budget_for_evaluation:
+        evaluation = [f"On a tenth of the rows, held out: {model.evaluation_}"]
     parts = [
         model.choice_.text(in_options),
-        *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
+        *evaluation,
         str(stated),
         f"The model: tf-labeldp predict {for_terminal(folder)} TABLE, or in Python "
         f"tf_labeldp.load_model({str(folder / 'model.keras')!r})",
@@ -102,10 +105,10 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
 
 
 def _check_metric(args: argparse.Namespace) -> None:
-    if args.metric is None:
+    if args.evaluation_metric is None:
         return
     with explained(ValueError):
-        _kind(args).check_metric(args.metric, of_predictions=True)
+        _kind(args).check_metric(args.evaluation_metric, of_predictions=True)
 
 
 def _kind(args: argparse.Namespace) -> LabelKind:
@@ -166,7 +169,7 @@ def _refusals(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> PrivateLabels:
-    budget = PrivacyBudget(max(args.epsilon, args.evaluate or 0.0), delta)
+    budget = PrivacyBudget(max(args.epsilon, args.budget_for_evaluation or 0.0), delta)
     return PrivateLabels(
         labels,
         _kind(args),
@@ -179,8 +182,12 @@ def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> Privat
 def _estimator(args: argparse.Namespace, delta: float) -> Any:
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
-    evaluation = {"budget_for_evaluation": args.evaluate, "evaluation_metric": args.metric}
-    options = {**evaluation, "method": args.method, "key": "train"}
+    options = {
+        "budget_for_evaluation": args.budget_for_evaluation,
+        "evaluation_metric": args.evaluation_metric,
+        "method": args.method,
+        "key": "train",
+    }
     if args.low is None:
         return PrivateClassifier(args.epsilon, delta, **options)
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
@@ -201,9 +208,9 @@ def _labels(table: Any, args: argparse.Namespace) -> np.ndarray:
         ) from None
     labels: np.ndarray = column.to_numpy(zero_copy_only=False)
     if args.low is None:
-        _tasks.class_codes(column, Classes(args.classes or args.num_classes))
+        _label_columns.class_codes(column, Classes(args.classes or args.num_classes))
         return labels
-    return _tasks.checked_numbers(labels, args)
+    return _label_columns.checked_numbers(labels, args)
 
 
 def images_of(table: Any, args: argparse.Namespace) -> np.ndarray:

@@ -8,13 +8,13 @@ import json
 import math
 import sys
 
+import demo as script
 import demo_datasets
 import keras
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 
@@ -33,10 +33,10 @@ FILES = {
 
 
 def run_demo(*arguments):
-    """Runs `demo` with one epoch per stage, and returns its printed lines."""
+    """Runs the demo with one epoch per stage, and returns its printed lines."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert main(["demo", "--epochs", "1", *map(str, arguments)]) == 0
+        script.main(["--epochs", "1", *map(str, arguments)])
     return printed.getvalue()
 
 
@@ -155,27 +155,47 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
     assert agreement[LP_2ST] < 0.9
 
 
-def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--data", "mnist"), "mnist needs the folder that holds it"),
+        (("--epsilons", "1", "0"), "epsilon must be finite and above zero, got '0'"),
+        (("--epsilons", "many"), "invalid _epsilon value: 'many'"),
+    ],
+)
+def test_bad_command_lines(monkeypatch, capsys, words, reason):
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        script.main(words)
+    assert reason in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_an_output_that_is_a_file(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(SystemExit, match=f"cannot write to --output {file}"):
+        script.main(["--output", str(file)])
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "results.json").write_text("years of work")
-    assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "has files that no demo wrote; give a new or empty folder" in (capsys.readouterr().err)
+    with pytest.raises(SystemExit, match="has files that no demo wrote; give a new or empty"):
+        script.main(["--output", str(tmp_path)])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "results.json": "years of work"
     }
 
 
-def write_adult(folder, n):
-    """Writes n training rows and two test rows with two classes."""
-    x, y = np.eye(4, dtype=np.float32)[np.arange(n + 2) % 4], np.arange(n + 2) % 2
-    splits = {"x_train": x[2:], "y_train": y[2:], "x_test": x[:2], "y_test": y[:2]}
-    np.savez(folder / "adult.npz", **splits, class_names=["<=50K", ">50K"])
+def few_of_adult(name, folder):
+    """Returns 20 training rows and two test rows with two classes."""
+    x, y = np.eye(4, dtype=np.float32)[np.arange(22) % 4], np.arange(22) % 2
+    return demo_datasets.ClassificationData(name, x[2:], y[2:], x[:2], y[:2], ("<=50K", ">50K"))
 
 
 @pytest.mark.slow
-def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path_factory, monkeypatch):
-    data = tmp_path_factory.mktemp("data")
-    write_adult(data, 20)
-    tmp_path = tmp_path_factory.mktemp("output")
+def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_datasets, "load", few_of_adult)
     (tmp_path / MARKER).write_text("an earlier demo was here")
     for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "model_mine.keras"):
         (tmp_path / name).write_text("before")
@@ -184,7 +204,7 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path_factory, m
         (tmp_path / name / "noisy_labels.json").write_text("before")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     printed = run_demo(
-        *("--data", "adult", "--data-dir", data, "--output", tmp_path),
+        *("--data", "adult", "--output", tmp_path),
         *("--epsilons", 2, 0.5, 2, "--insecure-seed", 3),
     )
     assert "adult: 20 training examples" in printed and "2 classes" in printed
@@ -229,6 +249,7 @@ def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(keras.Sequential, "fit", stop)
-    assert main(["demo", "--output", str(tmp_path)]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        script.main(["--output", str(tmp_path)])
     notes = [earlier, earlier / name] if name == "notes.txt" else []
     assert sorted(tmp_path.rglob("*")) == [tmp_path / MARKER, *notes]

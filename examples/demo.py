@@ -1,4 +1,13 @@
-"""``tf-labeldp demo``: the accuracy that label privacy costs, on a small data set."""
+"""The accuracy that label privacy costs: the methods of this library on a small data set.
+
+    make demo
+    python examples/demo.py --data mnist --data-dir FOLDER --epsilons 1 2 4
+
+Trains a small Keras model without privacy (NOT PRIVATE, for comparison), with LP-1ST (randomized
+response), LP-2ST (two stages, RRWithPrior), DP-SGD and `PrivateClassifier` at several values of
+epsilon, prints a table, and writes a plot, privacy statements, noisy labels and models to a folder.
+Files of an earlier demo in that folder are replaced; other files are left untouched.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +15,24 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import pathlib
 import sys
 import textwrap
 import time
-import zipfile
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import demo_datasets
 import numpy as np
+from demo_datasets import ClassificationData
 from tqdm import tqdm
 
+import tf_labeldp as ldp
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault.files import PlainFile
 
 METHODS = {
     "LP-1ST": "randomized response",
@@ -73,17 +84,6 @@ _MOST_NAMED_CLASSES, _MOST_LETTERS_IN_A_ROW = 12, 40
 """More class names would overlap in the plot, or overlap unless they are turned."""
 
 
-class Data(NamedTuple):
-    """A classification task; all labels except for those of training are public."""
-
-    name: str
-    x_train: np.ndarray  # float32 (n, ...)
-    y_train: np.ndarray  # int64 (n,), in 0..K-1; private
-    x_test: np.ndarray  # float32 (m, ...)
-    y_test: np.ndarray  # int64 (m,)
-    class_names: tuple[str, ...]  # K names, in the order of the codes
-
-
 class DemoRun(NamedTuple):
     """One trained model."""
 
@@ -101,16 +101,20 @@ class DemoRun(NamedTuple):
         return _NOT_PRIVATE if self.epsilon is None else None
 
 
-def run_demo(args: argparse.Namespace) -> int:
-    data = load_data(args.data, args.data_dir)
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    try:
+        data = demo_datasets.load(args.data, args.data_dir)
+    except demo_datasets.DatasetError as error:
+        sys.exit(str(error))
     if len(data.y_train) < 10 or not len(data.y_test):
-        raise CommandError(f"{data.name} has too few examples for the demo")
+        sys.exit(f"{data.name} has too few examples for the demo")
     prepare(args.output)
-    say(
+    print(
         f"{data.name}: {len(data.y_train):,} training examples with private labels, "
-        f"{len(data.y_test):,} test examples with public labels, {len(data.class_names)} classes"
+        f"{len(data.y_test):,} test examples with public labels, {data.num_classes} classes"
     )
-    load_tensorflow()
+    ldp.cli.load_tensorflow()  # without the lines of its log
     training = _Training(data, args.epochs, args.insecure_seed)
     report = DemoReport(args.output, data, seeded=args.insecure_seed is not None)
     runs: list[tuple[str, float | None]] = [("non-private", None)]
@@ -123,42 +127,68 @@ def run_demo(args: argparse.Namespace) -> int:
             words = f"test accuracy {100 * run.test_accuracy:.1f} % ({run.seconds:.0f} s)"
             bar.write(f"{title}: {words}", file=sys.stdout)
     plot = _plot(report)
-    say("", *report.table().splitlines(), "", *report.summary().splitlines(), plot)
-    return 0
+    print("", report.table(), "", report.summary(), plot, sep="\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--data",
+        default="digits",
+        metavar="NAME",
+        help="digits (of scikit-learn; default), adult, mnist, fashion_mnist or a TFDS name",
+    )
+    add(
+        "--data-dir",
+        type=pathlib.Path,
+        default=os.environ.get("LABELDP_DATA_DIR") or None,
+        metavar="DIR",
+        help="folder of the data set (default: the environment variable LABELDP_DATA_DIR)",
+    )
+    add(
+        "--epsilons",
+        type=_epsilon,
+        nargs="+",
+        default=[1.0, 2.0, 4.0],
+        metavar="EPSILON",
+        help="privacy parameters (default: 1 2 4)",
+    )
+    add(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="epochs per stage; LP-2ST has two stages (default: 15 for digits, 3 for others)",
+    )
+    add(
+        "--insecure-seed",
+        type=int,
+        metavar="N",
+        help="repeatable random numbers; the statements are then 'NOT PRIVATE: seeded'",
+    )
+    add(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("demo-output"),
+        metavar="DIR",
+        help="folder for the results (default: demo-output)",
+    )
+    return parser
+
+
+def _epsilon(text: str) -> float:
+    if not 0.0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"epsilon must be finite and above zero, got {text!r}")
+    return float(text)
 
 
 def title_of(method: str, epsilon: float | None) -> str:
     return f"{method} (NOT PRIVATE)" if epsilon is None else f"{method}, epsilon {epsilon:g}"
 
 
-def load_data(name: str, folder: pathlib.Path | None) -> Data:
-    """Returns scikit-learn's digits, or the data set in ``folder/name.npz``."""
-    if name == "digits":
-        from sklearn.datasets import load_digits
-
-        x, y = load_digits(return_X_y=True)
-        # The split must not depend on labels.
-        order = np.random.default_rng(0).permutation(len(y))
-        x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
-        return Data(name, x[360:], y[360:], x[:360], y[:360], tuple("0123456789"))
-    if folder is None:
-        raise CommandError(
-            f"--data {name} needs --data-dir DIR, the folder that has {name}.npz; only digits "
-            "comes with scikit-learn"
-        )
-    path = folder / f"{name}.npz"
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            x_train, y_train, x_test, y_test, names = (file[field] for field in Data._fields[1:])
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise CommandError(
-            f"{path} cannot be read as a data set ({type(error).__name__}); write it with "
-            "examples/demo_datasets.py of the source"
-        ) from None
-    return Data(name, x_train, y_train, x_test, y_test, tuple(names.tolist()))
-
-
-def _network(data: Data) -> Any:
+def _network(data: ClassificationData) -> Any:
     """Returns a perceptron, or for images the CNN of ``ghazi2024``, Table 10(a)."""
     import keras
 
@@ -168,13 +198,13 @@ def _network(data: Data) -> Any:
         layers.append(keras.layers.Conv2D(16, 3, activation="relu"))
         layers.append(keras.layers.AveragePooling2D(2))
     layers += [keras.layers.Flatten(), keras.layers.Dense(16 if layers[1:] else 64, "relu")]
-    return keras.Sequential([*layers, keras.layers.Dense(len(data.class_names))])
+    return keras.Sequential([*layers, keras.layers.Dense(data.num_classes)])
 
 
 class _Training:
     """Trains models with the same settings for every method and epsilon."""
 
-    def __init__(self, data: Data, epochs: int | None, seed: int | None) -> None:
+    def __init__(self, data: ClassificationData, epochs: int | None, seed: int | None) -> None:
         self.data, self.seed = data, seed
         small = data.name == "digits"
         self.epochs = epochs or (15 if small else 3)  # per stage
@@ -186,10 +216,7 @@ class _Training:
     ) -> tuple[Any, PrivacyGuarantee, NoisyLabels | None]:
         import keras
 
-        from tf_labeldp.front_door import PrivateClassifier
-        from tf_labeldp.training import MultiStageTraining, make_private
-
-        data, num_classes = self.data, len(self.data.class_names)
+        data, num_classes = self.data, self.data.num_classes
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
         model = _network(data)
@@ -209,7 +236,7 @@ class _Training:
         guarantee: PrivacyGuarantee
         if method == "DP-SGD":
             # Its callbacks print, so they are left out.
-            private, batches, _ = make_private(
+            private, batches, _ = ldp.make_private(
                 model,
                 epsilon=epsilon,
                 x=data.x_train,
@@ -221,10 +248,10 @@ class _Training:
             private.fit(batches, epochs=self.epochs, verbose=0)
             guarantee = private.guarantee()
         elif method == "PrivateClassifier":
-            door = PrivateClassifier(epsilon).fit(data.x_train, labels)
+            door = ldp.PrivateClassifier(epsilon).fit(data.x_train, labels)
             model, guarantee = door.to_keras(), door.guarantee()
         else:
-            stages = MultiStageTraining(
+            stages = ldp.MultiStageTraining(
                 data.x_train,
                 labels,
                 epsilon=epsilon,
@@ -248,25 +275,21 @@ def prepare(folder: pathlib.Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / _MARKER).exists():
-            raise CommandError(
-                f"--output {folder} has files that no demo wrote; give a new or empty folder"
-            )
+            sys.exit(f"--output {folder} has files that no demo wrote; give a new or empty folder")
         for path in (path for pattern in _OWN_FILES for path in folder.glob(pattern)):
             path.unlink()
         for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
             with contextlib.suppress(OSError):  # It still has files of others.
                 path.rmdir()
-        PlainFile(folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
+        (folder / _MARKER).write_text("Files of `examples/demo.py`, which replaces them.\n")
     except OSError as error:
-        raise CommandError(
-            f"cannot write to --output {folder} ({error.strerror}); give another folder"
-        ) from error
+        sys.exit(f"cannot write to --output {folder} ({error.strerror}); give another folder")
 
 
 class DemoReport:
     """Writes each result as it comes, so that a demo that is stopped leaves consistent files."""
 
-    def __init__(self, folder: pathlib.Path, data: Data, *, seeded: bool) -> None:
+    def __init__(self, folder: pathlib.Path, data: ClassificationData, *, seeded: bool) -> None:
         self.folder, self.data, self._seeded = folder, data, seeded
         self.runs: list[DemoRun] = []
         # Test accuracy of the constant answer: the most frequent class of the public test labels.
@@ -284,8 +307,7 @@ class DemoReport:
         accuracy = float(np.mean(logits.argmax(axis=1) == self.data.y_test))
         name = f"{method.lower()}_epsilon-{epsilon!r}".removesuffix(".0")
         file = f"model_{'NOT-PRIVATE' if epsilon is None else name}.keras"
-        with PlainFile(self.folder / file).replaced() as staged:
-            model.save(staged)
+        model.save(self.folder / file)
         folder = None if noisy_labels is None else f"noisy_labels_{name}"
         if noisy_labels is not None:
             noisy_labels.save(self.folder / f"{folder}")
@@ -318,7 +340,7 @@ class DemoReport:
             "data": self.data.name,
             "num_train": len(self.data.y_train),
             "num_test": len(self.data.y_test),
-            "num_classes": len(self.data.class_names),
+            "num_classes": self.data.num_classes,
             "most_frequent_class_accuracy": self.baseline,
             "seeded": self._seeded,
             "runs": [
@@ -338,7 +360,7 @@ class DemoReport:
             ("privacy.json", json.dumps(privacy, indent=2)),
             ("results.json", json.dumps(figures, indent=2)),
         ):
-            PlainFile(self.folder / name).write_text(f"{text}\n")
+            (self.folder / name).write_text(f"{text}\n", encoding="utf-8")
 
     @property
     def epsilons(self) -> list[float]:
@@ -460,3 +482,7 @@ def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
         f"RRWithPrior at epsilon {epsilon:g}, under the model's prior\nfor one example: "
         f"it draws among the {k} likeliest {classes}"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """The draw of ``tf-labeldp randomize``: noisy classes or noisy numbers, once per store.
 
-A task reads and checks labels, chooses the mechanism, and states the facts of the draw.
+A column of labels is read and checked, and has the mechanism and the facts of the draw.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Draw(NamedTuple):
     stored: bool  # whether an earlier run drew some or all of it
 
 
-class Task(abc.ABC):
+class LabelColumn(abc.ABC):
+    """The column of labels of a table: its kind, its draw, and the facts of the statement."""
+
     kind: _tables.ColumnKind
     output_type: Any  # the Arrow type of the column of noisy labels
     kind_of_labels: LabelKind
@@ -156,7 +158,7 @@ class Task(abc.ABC):
             ) from None
 
 
-class Classification(Task):
+class ClassColumn(LabelColumn):
     assumption = Assumption(
         "labels-in-range",
         "holder",
@@ -211,7 +213,7 @@ class Classification(Task):
         }
 
 
-class Regression(Task):
+class NumberColumn(LabelColumn):
     kind = _tables.NUMBER
     output_type = pa.float64()
     # The same with and without --clip: whether it was needed depends on the labels.
