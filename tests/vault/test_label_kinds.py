@@ -26,7 +26,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=["two codes", "tuples", "clipped", "rows"])
+@pytest.fixture(params=KINDS)
 def case(request):
     return KINDS[request.param]
 
