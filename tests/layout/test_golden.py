@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import io
 import json
 import re
@@ -25,6 +24,7 @@ import keras
 import numpy as np
 import pytest
 from _builders import BUDGET, BUILDERS, GROUPS, HALF, RR, Put, X, Y, labels_of, numbers_of
+from mechanism_cases import PUBLIC, needing
 from sklearn.base import BaseEstimator
 from slow_cases import with_slow
 
@@ -45,30 +45,19 @@ OF_MACHINES = ("actor", "num_trees_", "version")
 """The user, the version, and a number that compares sums, which machines round differently."""
 LISTED = 8
 """Numbers of a floating-point array that are listed, at equal distances."""
-
-
-def drawing() -> dict[str, type[mechanisms.LabelMechanism]]:
-    """Returns the public mechanisms that draw noisy labels, by name."""
-    classes = inspect.getmembers(mechanisms, inspect.isclass)
-    kinds = {name: kind for name, kind in classes if issubclass(kind, mechanisms.LabelMechanism)}
-    return {name: kind for name, kind in kinds.items() if not inspect.isabstract(kind)}
-
-
-def draw_by_arguments(kind: type[mechanisms.LabelMechanism]) -> Callable[[], Any] | None:
-    """Returns a draw of a mechanism that needs nothing but epsilon and the kind of labels."""
-    parameters = inspect.signature(kind).parameters.values()
-    needed = [each.name for each in parameters if each.default is each.empty]
-    public = {"priors": HALF} if kind.public_input == "priors" else {}
-    make: Any = kind
-    if needed == ["epsilon", "num_classes"]:
-        return lambda: labels_of().randomize(make(1.0, 2), **public).values
-    if needed == ["epsilon", "low", "high"]:
-        return lambda: numbers_of().randomize(make(1.0, 0, 1)).values
-    return None
-
-
 DRAWS: dict[str, Callable[[], Any]] = {
-    **{name: draw for name, kind in drawing().items() if (draw := draw_by_arguments(kind))},
+    **{
+        name: lambda kind=kind: (
+            labels_of()
+            .randomize(kind(1.0, 2), **({"priors": HALF} if kind.public_input else {}))
+            .values
+        )
+        for name, kind in needing("epsilon", "num_classes").items()
+    },
+    **{
+        name: lambda kind=kind: numbers_of().randomize(kind(1.0, 0, 1)).values
+        for name, kind in needing("epsilon", "low", "high").items()
+    },
     "RRTopK": lambda: labels_of().randomize(mechanisms.RRTopK(1.0, 2, 2), priors=HALF).values,
     "RROnBins": lambda: (
         numbers_of().randomize(mechanisms.RROnBins(1.0, (0.0, 1.0), (0.0, 1.0), (0, 1))).values
@@ -208,7 +197,8 @@ def test_a_seeded_draw_is_what_it_was(name):
 
 def test_all_mechanisms_that_draw_have_a_draw_here():
     """One that is new is recorded with the next change of `golden.json`."""
-    assert drawing().keys() <= DRAWS.keys()
+    drawing = {name for name, kind in PUBLIC.items() if issubclass(kind, mechanisms.LabelMechanism)}
+    assert drawing <= DRAWS.keys()
 
 
 def test_the_command_says_what_it_said(tmp_path):

@@ -86,13 +86,6 @@ def checked_table(''',
             "`mechanisms.InformativeRR`, `mechanisms.CircularResponse`",
             is_registration=True,
         ),
-        Edit(
-            "tests/mechanisms/test_contract.py",
-            '    "ALIBI": Member(',
-            '    "CircularResponse": Member(lambda e: mechanisms.CircularResponse(e, 4)),\n'
-            '    "ALIBI": Member(',
-            is_registration=True,
-        ),
     ],
     [
         (
