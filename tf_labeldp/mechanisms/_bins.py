@@ -61,7 +61,7 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
         """Returns P[output | input] for indices of inputs and outputs, broadcast."""
 
     @abc.abstractmethod
-    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+    def _drawn_outputs(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns the index of an output for the index of each input, (n,)."""
 
     def label_range(self) -> tuple[float, float]:
@@ -115,7 +115,7 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
         return nearest_index(self.inputs, labels)
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        return np.asarray(self.outputs)[self._draw(self._rows(labels), rng)]
+        return np.asarray(self.outputs)[self._drawn_outputs(self._rows(labels), rng)]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -190,7 +190,7 @@ class RROnBins(FiniteMechanism):
         own = np.asarray(self.bin_of_input)[row] == column
         return np.where(own, 1.0 / total, shrink / total)
 
-    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+    def _drawn_outputs(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
         true_bin = np.asarray(self.bin_of_input)[rows]
         return classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
 

@@ -45,7 +45,7 @@ class WrittenChannel(WithoutPriors):
         self._refuse_public(prior)
         return self._units / float(UNITS)
 
-    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+    def _drawn_outputs(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns an output for the row of each label, ``int64`` (n,)."""
         return random_bits.draw_columns(np.cumsum(self._units, axis=1), rows, rng)
 
@@ -96,7 +96,7 @@ class ClassChannel(WrittenChannel, ClassificationMechanism):
         return checked_table(name, self.table(), shape)
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        return self._draw(_validate.class_indices("labels", labels, self.num_classes), rng)
+        return self._drawn_outputs(_validate.class_indices("labels", labels, self.num_classes), rng)
 
 
 def checked_table(name: str, table: Any, shape: tuple[int, int]) -> np.ndarray:

@@ -254,9 +254,11 @@ class ShiftNoise(abc.ABC):
 
     def draw(self, size: int, rng: Rng) -> np.ndarray:
         """Returns ``size`` independent draws, ``int64``."""
-        return random_bits.in_blocks(lambda start, stop: self._draw(stop - start, rng), size, rng)
+        return random_bits.in_blocks(
+            lambda start, stop: self._draw_block(stop - start, rng), size, rng
+        )
 
-    def _draw(self, size: int, rng: Rng) -> np.ndarray:
+    def _draw_block(self, size: int, rng: Rng) -> np.ndarray:
         noise = np.empty(size, dtype=np.int64)
         waiting = np.arange(size)
         while waiting.size:

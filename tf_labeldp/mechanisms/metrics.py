@@ -176,10 +176,10 @@ class MetricMechanism(FrozenAggregate):
 
     def noise_stddev(self, num_labels: int) -> float:
         """Returns the standard deviation of the noise on the mean of ``num_labels`` labels."""
-        return self._noise.stddev * self.sensitivity / self.steps / num_labels
+        return self._noise_law.stddev * self.sensitivity / self.steps / num_labels
 
     @property
-    def _noise(self) -> LaplaceNoise:
+    def _noise_law(self) -> LaplaceNoise:
         return LaplaceNoise(self.epsilon, self.steps)
 
     @_validate.clears_frames
@@ -196,7 +196,7 @@ class MetricMechanism(FrozenAggregate):
             rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
         exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
-        mean = self._noise.add_to(exact, rng)[0] * (self.sensitivity / self.steps / len(labels))
+        mean = self._noise_law.add_to(exact, rng)[0] * (self.sensitivity / self.steps / len(labels))
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 
     @_validate.clears_frames
@@ -369,10 +369,10 @@ class LinearBinningMechanism(FrozenAggregate):
     @property
     def noise_stddev(self) -> float:
         """The standard deviation of the noise on each count."""
-        return self._noise.stddev / _STEPS
+        return self._noise_law.stddev / _STEPS
 
     @property
-    def _noise(self) -> LaplaceNoise:
+    def _noise_law(self) -> LaplaceNoise:
         return LaplaceNoise(self.epsilon, self.sensitivity * _STEPS)
 
     @_validate.clears_frames
@@ -387,7 +387,7 @@ class LinearBinningMechanism(FrozenAggregate):
                 per class, (n, K). There is a cell at every whole number up to the largest position.
             rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
-        return self._noise.add_to(self.exact_steps(labels, public_input), rng) / _STEPS
+        return self._noise_law.add_to(self.exact_steps(labels, public_input), rng) / _STEPS
 
     @_validate.clears_frames
     def exact_steps(self, labels: Private[Any], positions: Public[Any]) -> np.ndarray:

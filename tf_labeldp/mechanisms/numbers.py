@@ -96,7 +96,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         return np.where(possible[:, np.newaxis], values, 0.0)
 
     @abc.abstractmethod
-    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+    def _noisy_grid(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns noisy grid points ``int64`` (n,) for true ones (n,); in 0..N if ``clip``."""
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         """Returns the likelihood of grid point ``index``; if ``clip``, arbitrary outside 0..N."""
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        drawn = self._draw(self._grid(labels), rng)
+        drawn = self._noisy_grid(self._grid(labels), rng)
         # The float sum may miss the upper end by a rounding error.
         noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
@@ -127,14 +127,14 @@ class AdditiveMechanism(BoundedMechanism):
 
     @property
     @abc.abstractmethod
-    def _noise(self) -> ShiftNoise: ...
+    def _noise_law(self) -> ShiftNoise: ...
 
-    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
-        drawn = grid + self._noise.draw(grid.size, rng)
+    def _noisy_grid(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+        drawn = grid + self._noise_law.draw(grid.size, rng)
         return np.clip(drawn, 0, self.steps) if self.clip else drawn
 
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        noise = self._noise
+        noise = self._noise_law
         density = noise.mass(index - grid) / self.step
         if not self.clip:
             return density
@@ -168,7 +168,7 @@ class LaplaceMechanism(AdditiveMechanism):
     """
 
     @property
-    def _noise(self) -> LaplaceNoise:
+    def _noise_law(self) -> LaplaceNoise:
         return LaplaceNoise(self.epsilon, self.steps)
 
 
@@ -193,7 +193,7 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
     """
 
     whole: ClassVar[bool] = True
-    _noise = LaplaceMechanism._noise
+    _noise_law = LaplaceMechanism._noise_law
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,10 +221,10 @@ class StaircaseMechanism(AdditiveMechanism):
     @property
     def gamma(self) -> float:
         """The share of a stair's upper part, in (0, 1/2], a multiple of 2^-32."""
-        return self._noise.first / self.steps
+        return self._noise_law.first / self.steps
 
     @property
-    def _noise(self) -> StaircaseNoise:
+    def _noise_law(self) -> StaircaseNoise:
         first = max(1, round(optimal_gamma(self.epsilon) * self.steps))
         return StaircaseNoise(self.epsilon, self.steps, first)
 
@@ -259,7 +259,7 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
         return optimal_first(self.epsilon, self.steps)
 
     @property
-    def _noise(self) -> StaircaseNoise:
+    def _noise_law(self) -> StaircaseNoise:
         return StaircaseNoise(self.epsilon, self.steps, self.r)
 
 
@@ -328,7 +328,7 @@ class ExponentialMechanism(BoundedMechanism):
                 "high]. LaplaceMechanism takes clip=False."
             )
 
-    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+    def _noisy_grid(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         propose = self._uniform if self.epsilon <= _UNIFORM_UP_TO else self._laplace
         drawn = np.empty_like(grid)
         waiting = np.arange(grid.size)
