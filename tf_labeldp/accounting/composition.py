@@ -340,6 +340,7 @@ class Composition:
         for population in set(people.values()) - {None} or {own_people}:
             # These label sets may be of the same people.
             same = [name for name, of in people.items() if of in (population, None)]
+            # A use of unknown people, or of several populations, may be of anyone.
             shared = [
                 tuple((+counts).items())
                 for of, counts in self._of_everyone.items()

@@ -59,6 +59,8 @@ class _Spent(NamedTuple):
 class UseChain:
     """The uses of one example in order: a linked list, whose parts other chains share."""
 
+    # A chain does not change, except for `_spent`: what it leaves of the last budget that was asked
+    # for. A longer chain goes on from there, so that each use is counted once.
     __slots__ = ("_hash", "_spent", "before", "last")
 
     def __init__(self, before: UseChain | None = None, last: Any = None) -> None:
@@ -149,6 +151,8 @@ def _counted(plan: _PlanUses) -> tuple[CountedCharges, CountedCharges]:
 class _Examples:
     """The chain of each of n examples of one label set."""
 
+    # As in `ChargesByExample`, the examples of a row have one chain, and the sizes sum to n. A row
+    # without examples is filled again.
     def __init__(self, size: int) -> None:
         self._rows, self._sizes = [UseChain()], [size]
         self._row_of = np.zeros(size, dtype=np.int32)
@@ -294,7 +298,11 @@ class UseChains:
             yield [own, *(self._sets[name].distinct() for name in same)]
 
     def _joint(self, several: tuple[UseChain, ...]) -> UseChain:
-        """Returns the chain of a person with these chains in several label sets."""
+        """Returns the chain of a person with these chains in several label sets.
+
+        The use of the latest run comes last. Runs are numbered over all label sets, so that each
+        joint chain has the order in which the uses were charged.
+        """
         new: list[tuple[tuple[UseChain, ...], ChainedUse]] = []
         while sum(chain.before is not None for chain in several) > 1:
             if several in self._joined:

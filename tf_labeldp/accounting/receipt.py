@@ -140,6 +140,7 @@ class Examples:
         size, last = 0, b""
         for packed in self._unpacked():
             size, last = size + len(packed), packed[-1:]
+        # A digest would cover other bits after the last example, and a file could carry data there.
         beyond = last[0] & (0xFF >> (self.total - 1) % 8 + 1) if last else 0
         if size != -(-self.total // 8) or beyond:
             raise ValueError(f"examples that are not among {self.total}")
