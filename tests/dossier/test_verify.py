@@ -245,6 +245,18 @@ class TestNoisyLabels:
             reseal(noisy, lambda fields, other=other: fields.update(statement=other))
             assert verify(noisy).problems == problem
 
+    @pytest.mark.parametrize("name", ["guarantee", "statement", "made_by"])
+    def test_a_statement_without_its_promise_is_found(self, noisy, name):
+        reseal(noisy, lambda fields: fields.pop(name))
+        assert verify(noisy).problems == (f"noisy_labels.json lacks {name}",)
+
+    @pytest.mark.parametrize("value", [None, True, 5])
+    def test_a_promise_of_another_type_is_found(self, noisy, value):
+        for name in ("statement", "made_by"):
+            reseal(noisy, lambda fields, name=name: fields.update({name: value}))
+        problems = verify(noisy).problems
+        assert f"noisy_labels.json was made by {value}" in problems
+
     def test_other_values_of_a_prior_are_found(self, tmp_path):
         labels = ldp.PrivateLabels(
             LABELS.astype(float), Numbers(0, 2), budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"

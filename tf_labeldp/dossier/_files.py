@@ -248,8 +248,8 @@ def check_statement(
     if differing := [name for name in others if written[name] != own[name]]:
         found.problems.append(f"its statement differs from its receipts in {listed(differing)}")
     is_ours = version_of(made_by) == __version__ and set(own) <= set(written)
-    if lines is not None and list(lines) != str(stated).splitlines():
-        if is_ours or not lines or lines[0] != stated.headline:
+    if lines is not None and lines != str(stated).splitlines():
+        if is_ours or not isinstance(lines, list) or lines[:1] != [stated.headline]:
             found.problems.append("the lines of its statement differ from its figures")
         else:
             found.not_checked.append("the lines of its statement, which another version wrote")

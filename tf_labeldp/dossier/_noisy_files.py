@@ -42,6 +42,8 @@ _OF_TABLES = (
     *("task", "num_classes", "epsilon", "outputs", "prior", "label_range", "loss", "total"),
 )
 """Fields of the statement of a table, next to those of all noisy labels."""
+_PROMISE = ("guarantee", "statement", "made_by")
+"""Fields with the promise of every statement, which readers of noisy labels do not need."""
 _FACTS = ("most_rows_of_one_id", "outputs", "label_range", "loss", "total")
 """Fields of a table's statement that nothing but the run that wrote it can confirm."""
 
@@ -74,6 +76,9 @@ def _check_folder(files: NoisyFiles, stores: Stores, found: Findings) -> None:
     own = json.loads(json.dumps(noisy.statement()))
     known = (*own, "classes", files.AS_TEXT, "digest", *(_OF_TABLES if files.is_table else ()))
     check_names(found, fields, known, "field", statement.name)
+    if lacking := [name for name in _PROMISE if name not in fields]:
+        found.problems.append(f"{statement.name} lacks {listed(lacking)}")
+        return
     check_statement(
         found, noisy.guarantee(), fields["guarantee"], fields["statement"], fields["made_by"]
     )
