@@ -26,6 +26,7 @@ from tf_labeldp.vault import (
     forget,
     give_back,
 )
+from tf_labeldp.vault.uses import NamedUse
 
 Y = np.arange(60) % 2
 
@@ -119,6 +120,15 @@ class TestReserve:
             raise KeyError
         assert (labels.guarantee().epsilon, labels.remaining()) == (0.5, 0.5)
         labels.randomize(rr(0.5), key="other")
+
+    def test_uses_of_different_examples_are_checked_on_all_of_them(self, labels):
+        labels.randomize(rr(0.75), np.arange(30, 60))
+        parts = labels.split(np.arange(30, 60))
+        uses = [use for part in parts for use in NamedUse(part).planned(rr(0.5))]
+        with labels._uses.ledger.turn():
+            labels._uses.check(uses[:1])
+            with pytest.raises(BudgetExceededError, match=r"have spent epsilon=0\.75"):
+                labels._uses.check(uses)
 
     def test_without_a_block_it_lives_as_long_as_its_object(self, labels):
         kept = labels.reserve({"a": rr(0.5)})

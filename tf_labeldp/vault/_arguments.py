@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Public, Receipts, Setting, public_input
+from tf_labeldp.accounting import PrivacyBudget, Public, Receipts, Setting, public_input
 from tf_labeldp.vault.label_kinds import LabelKind
+from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.users import Users
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
@@ -99,6 +100,30 @@ def kind_of_vault(kind: LabelKind | int | None, num_classes: int | None) -> Labe
     if isinstance(kind, LabelKind):
         return kind
     return LabelKind.of(num_classes=num_classes if kind is None else kind)
+
+
+def store_of_vault(store: Any, budget: Any) -> Store:
+    """Returns the store of a vault; raises unless it has a budget, or may keep one."""
+    folder = store if isinstance(store, Store) else Store(store)
+    if not isinstance(budget, PrivacyBudget) and (budget is not None or folder.path is None):
+        raise TypeError(
+            f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
+            "budget=PrivacyBudget(epsilon=1.0)."
+        )
+    return folder
+
+
+def opened(store: Store) -> LabelStore | None:
+    """Returns the folder of a store, which may not exist yet; None in memory."""
+    return None if store.path is None else LabelStore(store.path, in_project=store.project)
+
+
+def check_fits_keys(kind: LabelKind, insecure_seed: int | None, unlabelled: Any) -> None:
+    """Raises for arguments of a vault that keyed draws do not take."""
+    if kind.unit == "row" or insecure_seed is not None:
+        raise ValueError("Keyed draws take neither Rows nor insecure_seed. Leave it out.")
+    if unlabelled is not None:
+        raise ValueError("Keyed draws need the labels of all examples. Leave unlabelled out.")
 
 
 def takes_arguments_of_0_3(constructor: _Constructor) -> _Constructor:

@@ -117,12 +117,11 @@ class DrawRequest:
     """A draw of noisy labels, or the release of a statistic, to find by its name or to make.
 
     Attributes:
-        key: the name; None stands for the next one without a name.
+        mechanism: the mechanism of the draw or of the release.
         rows: examples of the whole vault, (m,).
         public: the public input; arrays and priors by example have m rows.
     """
 
-    key: str | None
     mechanism: Mechanism
     rows: np.ndarray
     public: PublicInput[Any] = dataclasses.field(default_factory=lambda: PublicInput(None))
@@ -215,27 +214,30 @@ class Draws:
         names = {id(use): self.next_name(later) for later, use in enumerate(unnamed)}
         return [use for use in uses if names.get(id(use), use.key) not in self._ledger.draws]
 
-    def record(self, request: DrawRequest) -> Record:
-        """Returns the release of this name, which is drawn unless it is recorded."""
-        self._check(request)
+    def record(self, key: str | None, request: DrawRequest) -> Record:
+        """Returns the release of this name, which is drawn unless it is recorded.
+
+        None stands for the next name of those without a key.
+        """
+        self._check(key, request)
         with self._ledger.turn():
-            record = self._recorded(self._named(request), is_compared=True)
-            self._unnamed += request.key is None
+            record = self._recorded(self._name_of(key), request, is_compared=True)
+            self._unnamed += key is None
         return record
 
-    def records(self, request: DrawRequest) -> list[Record]:
+    def records(self, key: str | None, request: DrawRequest) -> list[Record]:
         """Returns the draw of this name, then those of examples whose labels came after a draw.
 
         Together they have these rows. What is not recorded is drawn.
         """
-        self._check(request)
+        self._check(key, request)
         rows, found = request.rows, list[Record]()
         with self._ledger.turn():
-            first = self._named(request).key
+            first = self._name_of(key)
             left, place_of = rows.size, None
             while left or not found:
-                key = f"{first}+{len(found)}" if found else first
-                stored = self._ledger.draws.get(key or "")
+                name = f"{first}+{len(found)}" if found else first
+                stored = self._ledger.draws.get(name)
                 now = None
                 if stored is not None and (old := stored.indices).size < left:
                     if place_of is None:
@@ -250,23 +252,20 @@ class Draws:
                 if now is None:
                     is_left = slice(None) if place_of is None else place_of[rows] >= 0
                     now = np.arange(rows.size)[is_left]
-                some = dataclasses.replace(request.some(now), key=key)
                 # A retrained model never gives exactly the same priors, so a named draw ignores
                 # them.
-                found.append(self._recorded(some, is_compared=request.key is None))
+                found.append(self._recorded(name, request.some(now), is_compared=key is None))
                 left -= now.size
                 if place_of is not None:
                     place_of[rows[now]] = -1
-            self._unnamed += request.key is None
+            self._unnamed += key is None
         return found
 
-    def _named(self, request: DrawRequest) -> DrawRequest:
-        if request.key is not None:
-            return request
-        return dataclasses.replace(request, key=self.next_name())
+    def _name_of(self, key: str | None) -> str:
+        return self.next_name() if key is None else key
 
-    def _check(self, request: DrawRequest) -> None:
-        key, mechanism = request.key, request.mechanism
+    def _check(self, key: str | None, request: DrawRequest) -> None:
+        mechanism = request.mechanism
         if key is not None and key.startswith(Receipt.UNNAMED):
             raise ValueError(
                 f"key must not start with {Receipt.UNNAMED!r}, which names draws without a key, "
@@ -276,11 +275,11 @@ class Draws:
         if not Mechanism.is_of_this_library(mechanism):
             self._check_foreign(request)
 
-    def _recorded(self, request: DrawRequest, *, is_compared: bool) -> Record:
-        """Returns the record of a request with a name, which is drawn if there is none."""
-        record = self._ledger.draws.get(request.key or "")
+    def _recorded(self, name: str, request: DrawRequest, *, is_compared: bool) -> Record:
+        """Returns the record of this name, which is drawn if there is none."""
+        record = self._ledger.draws.get(name)
         if record is None:
-            return self._new_record(request)
+            return self._new_record(name, request)
         same_input = not is_compared or request.has_input_of(record)
         has_shift = "shift" in record.output.names
         if request.kind == "draw" and has_shift != (self._shift is not None):
@@ -297,7 +296,7 @@ class Draws:
         request.check_is(record, same_input=same_input)
         return record
 
-    def planned(self, request: DrawRequest) -> PlannedUse:
+    def planned(self, key: str | None, request: DrawRequest) -> PlannedUse:
         """Returns the use to reserve or to charge, or raises if it needs a key that cannot draw it.
 
         The statement of a plug-in names what was not tested.
@@ -317,7 +316,7 @@ class Draws:
         has_receipts = isinstance(public_value, Priors) and public_value.receipts
         if public_value is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)
-        return PlannedUse(request.key, what, request.kind, charge.with_assumptions(notes), rows)
+        return PlannedUse(key, what, request.kind, charge.with_assumptions(notes), rows)
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
         """Returns the key that draws for a mechanism, or raises if it cannot; None without one.
@@ -343,11 +342,11 @@ class Draws:
         self._apply(mechanism, self._kind.any_labels(size), public_value, None)
 
     @_validate.clears_frames
-    def _new_record(self, request: DrawRequest) -> Record:
+    def _new_record(self, name: str, request: DrawRequest) -> Record:
         mechanism, rows, public_value = request.mechanism, request.rows, request.public.value
         # A mechanism may change its input; one that is streamed has a digest once it was read.
         digest = None if isinstance(public_value, _HasDigest) else request.public.digest
-        ledger, planned = self._ledger, self.planned(request)
+        ledger, planned = self._ledger, self.planned(name, request)
         taken = ledger.take(planned, request.public.receipts)
         rng = None
         if self._seed is not None:
@@ -361,11 +360,10 @@ class Draws:
         try:
             quietly = without_warnings if is_ours else without_output
             with quietly(), np.errstate(all="ignore"):
+                # Another library's mechanism may write into its input, and gets a copy.
                 labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
                 if (keyed := self._keyed_for(mechanism)) is not None:
-                    output = keyed.randomize(
-                        mechanism, labels, rows, public_value, request.key or ""
-                    )
+                    output = keyed.randomize(mechanism, labels, rows, public_value, name)
                 else:
                     output = self._apply(mechanism, labels, public_value, rng)
         except BaseException as error:
@@ -386,6 +384,8 @@ class Draws:
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
                 "mechanism on made-up labels."
             ) from None
+        # The record with the charge is written before the output leaves this function. A process
+        # that is killed in between has charged a draw that nobody saw, and finds it by its name.
         values = compact(output) if request.kind == "draw" else np.asarray(output)
         of_values = PublicInput.digest_of(values)
         record: Record = taken.charge(

@@ -93,7 +93,11 @@ class Holders:
         return False
 
     def remove(self, holder: str) -> None:
-        """Removes the file of a lock whose process has ended."""
+        """Removes the file of a lock whose process has ended.
+
+        A random name is held once. The file of a lock that others wait for, such as ``.lock``, must
+        stay: two processes could lock the removed and the new one.
+        """
         with contextlib.suppress(OSError):
             self._file(holder).unlink()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import secrets
 from collections import Counter
@@ -359,10 +360,10 @@ class Account:
     ) -> list[Receipt]:
         """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
-        The uses have the same rows. The receipts are those among ``made_of`` that may be about the
-        labels, and are not counted yet, with those of the plan of ``part``, the reserved use that
-        the planned one is. The filter counts several planned uses as one plan, as a reservation
-        does, and one use as ``plan``.
+        All planned uses are counted on the examples of any of them. The receipts are those among
+        ``made_of`` that may be about the labels, and are not counted yet, with those of the plan of
+        ``part``, the reserved use that the planned one is. The filter counts several planned uses
+        as one plan, as a reservation does, and one use as ``plan``.
         """
         reserved = () if part is None else self.reserved.inputs.get(part.plan, ())
         inherited = self.inputs_to_charge([*made_of, *reserved])
@@ -371,8 +372,7 @@ class Account:
             composition = composition.with_receipts(inherited)
             self._check(composition, _Request(None, inherited=inherited))
         if planned:
-            rows = planned[0].rows
-            some = rows if rows.size != self.label_set.size else None
+            some = self._rows_of(planned)
             together = "together" if len(planned) > 1 else ""
             counted = [ChainedUse(use.charge, together) for use in planned]
             without = None
@@ -387,6 +387,14 @@ class Account:
                 counted = [plan]
             self._check(composition, _Request(some, planned, inherited), counted, without)
         return inherited
+
+    def _rows_of(self, uses: Sequence[PlannedUse]) -> np.ndarray | None:
+        """Returns the examples of any of these uses; None for all."""
+        if any(use.rows.size == self.label_set.size for use in uses):
+            return None
+        # The uses of a part share one array, which may be long.
+        distinct = {id(use.rows): use.rows for use in uses}
+        return functools.reduce(np.union1d, distinct.values())
 
     def _has_grown(self, part: Receipt | None) -> bool:
         """Returns whether labels came after a use of all labels was reserved."""
@@ -438,6 +446,8 @@ class Account:
         them; it leaves out ``without``.
         """
         charges, more = request.charges, request.receipts
+        # Each history has to stay within the budget twice: composed as if all uses had been fixed
+        # in advance, and by a filter, since this use may have been chosen after earlier outputs.
         after = PrivacyGuarantee(0.0)
         for history in composition.histories(self.label_set, request.rows):
             after = self._composed(history, charges)
@@ -489,7 +499,7 @@ class Account:
         filters = set(self.filters(rows))
         budget = self.budget
         low, high = 0.0, min((each.remaining() for each in filters), default=budget.epsilon)
-        if high <= 1e-9 * budget.epsilon:
+        if high <= 1e-9 * budget.epsilon:  # Rounding of a sum that reached the budget.
             return 0.0
 
         def fits(epsilon: float) -> bool:
@@ -499,6 +509,7 @@ class Account:
         # The composition of uses that were fixed in advance is larger by rounding at most.
         if fits(high):
             return high
+        # The lower end fits, so a search that stops early is at most 0.01 % too careful.
         while high - low > 1e-4 * high and high > 1e-6:
             middle = 0.5 * (low + high)
             low, high = (middle, high) if fits(middle) else (low, middle)

@@ -7,7 +7,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from tf_labeldp.accounting import (
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     LinearBinningMechanism,
+    Mechanism,
     MetricMechanism,
     SelectionMechanism,
 )
@@ -33,6 +34,7 @@ from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.label_kinds import Classes
 
 _CALIBRATION_BINS = 10
+"""Bins of the calibration, of equal width: each has noise of its own, so more would be noisier."""
 _LEAST_WIDTH = 1e-300
 """The least width of a range, which is zero for counts in an empty cell."""
 _FIRST_BIN, _BIN_GROWTH = 16.0, 0.1
@@ -188,8 +190,19 @@ def _size_by_bounds(least: np.ndarray, most: np.ndarray, mean: float, width: flo
     return size * share * (1.0 - share) * width**2 / variance if variance else math.inf
 
 
-def evaluate_by_release(use: Any, predictions: Any, metric: str, epsilon: float) -> Evaluation:
-    """Returns a metric of predictions on labels by one release; ``use`` is a ``NamedUse``."""
+class _Use(Protocol):
+    """A ``NamedUse``, as an evaluation needs it; the file of ``NamedUse`` imports this one."""
+
+    @property
+    def labels(self) -> Any:
+        """The vault, or a part of one."""
+
+    def release(self, mechanism: Mechanism, public_input: Any = None) -> Any:
+        """Releases a statistic, which is charged to the vault under the name of the use."""
+
+
+def evaluate_by_release(use: _Use, predictions: Any, metric: str, epsilon: float) -> Evaluation:
+    """Returns a metric of predictions on labels by one release."""
     kind, size = use.labels.kind, len(use.labels)
     kind.check_metric(metric)
     public = public_input(predictions)
@@ -245,7 +258,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
     receipts = Receipts.merged(noisy.receipts, public.receipts)
     size = len(noisy)
     if metric == "auc" and has_auc and noisy.values.ndim == 1:
-        scores = kind.checked_predictions("auc", predictions)[:, 1]
+        scores = np.asarray(kind.checked_predictions("auc", predictions))[:, 1]
         MetricMechanism.check_length(size, len(scores))
         value, error, spread = _noisy_auc(noisy.debiased()[:, 1], scores)
         return _with_both_errors(metric, value, error, spread, size, receipts, (0.0, 1.0))
@@ -416,7 +429,7 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
 
 
 def _release_counts(
-    use: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float
+    use: _Use, public: PublicInput[Any], groups: Any, size: int, epsilon: float
 ) -> tuple[np.ndarray, np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts of labels by group and class (G, K), by one release.
 
@@ -433,7 +446,7 @@ def _release_counts(
     return counts, sizes, mechanism.noise_stddev, released.receipts
 
 
-def _confusion_matrix(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+def _confusion_matrix(use: _Use, public: PublicInput[Any], epsilon: float) -> Evaluation:
     num_classes = use.labels.num_classes
     predicted = use.labels.kind.checked_predictions("accuracy", public.value)
     counts, sizes, noise, receipts = _release_counts(use, public, predicted, num_classes, epsilon)
@@ -450,7 +463,7 @@ def _confusion_matrix(use: Any, public: PublicInput[Any], epsilon: float) -> Eva
 
 
 def _release_positives(
-    use: Any, public: PublicInput[Any], positions: Any, size: int, epsilon: float
+    use: _Use, public: PublicInput[Any], positions: Any, size: int, epsilon: float
 ) -> tuple[np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts per class and cell (C, size); of two classes only the second counts.
 
@@ -464,7 +477,7 @@ def _release_positives(
     return counts, mechanism.noise_stddev, released.receipts
 
 
-def _detection(use: Any, public: PublicInput[Any], epsilon: float, metric: str) -> Evaluation:
+def _detection(use: _Use, public: PublicInput[Any], epsilon: float, metric: str) -> Evaluation:
     """Returns precision, recall or F1, from noisy counts of right and missed examples per class."""
     num_classes, size = use.labels.num_classes, len(use.labels)
     codes = use.labels.kind.checked_predictions("accuracy", public.value)
@@ -506,7 +519,7 @@ def _detection(use: Any, public: PublicInput[Any], epsilon: float, metric: str) 
     return Evaluation(metric, value, error, size, receipts, details, effective_examples=examples)
 
 
-def _auc(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+def _auc(use: _Use, public: PublicInput[Any], epsilon: float) -> Evaluation:
     """Returns the area under the ROC curve, the mean of one class against the rest for K > 2.
 
     The area depends on the labels through two sums over the positives alone, their number and the
@@ -536,7 +549,7 @@ def _auc(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
     return Evaluation("auc", value, error, size, receipts, effective_examples=examples)
 
 
-def _average_precision(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+def _average_precision(use: _Use, public: PublicInput[Any], epsilon: float) -> Evaluation:
     """Returns the average precision, from noisy positives in bins of ranks that grow downwards.
 
     In a bin, positives are taken as spread evenly. The sum is quadratic in the counts: the
@@ -617,7 +630,7 @@ def _mid_ranks(scores: np.ndarray) -> np.ndarray:
     return 0.5 * (below + up_to - 1.0) / max(scores.size - 1, 1)
 
 
-def _calibration(use: Any, public: PublicInput[Any], epsilon: float) -> Evaluation:
+def _calibration(use: _Use, public: PublicInput[Any], epsilon: float) -> Evaluation:
     num_classes, size = use.labels.num_classes, len(use.labels)
     rows = use.labels.kind.checked_predictions("calibration", public.value)
     predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)

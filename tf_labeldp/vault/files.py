@@ -90,6 +90,9 @@ class PlainFile:
             try:
                 whole = content if isinstance(content, bytes) else content(descriptor)
                 _write_all(descriptor, whole)
+                # The content is on disk before it has its name, and the name before this returns:
+                # after a power failure the file is whole or missing, and an output that was
+                # returned has its record.
                 if durable:
                     os.fsync(descriptor)
             finally:
@@ -145,6 +148,8 @@ class PlainFile:
     def take(self, temporary: pathlib.Path) -> None:
         """Gives this name to a file or folder, if it is free; the temporary name may remain."""
         target = self.path
+        # A link fails if the name exists. A rename would replace the record of another process, and
+        # with it a charge.
         try:
             os.link(temporary, target)
         except FileExistsError as error:

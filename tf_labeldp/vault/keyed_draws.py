@@ -500,6 +500,10 @@ class KeyedRows:
         self._priors = None if priors is None else Priors.of(priors)
         bound = json.dumps([release, _binding(mechanism, priors), self.of_text]).encode()
         self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
+        # The label enters, too: a label that was corrected between two runs would otherwise have
+        # the random bits of the old one, and both outputs together reveal more than two draws do.
+        # The chain of blocks is a CBC-MAC, which is secure for inputs of one length. Inputs with a
+        # prior are a block longer, and have another key, since ``_binding`` names their prior.
         # As doubles, 1 and 1.0 are the same label; adding zero makes 0.0 of -0.0.
         codes = np.zeros((len(values), 2), "<u8")
         codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")

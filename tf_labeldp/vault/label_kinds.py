@@ -28,6 +28,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.metrics import ClassMetric
 
 _HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of characters (lone surrogates), which UTF-8 cannot write into a store or a table."""
 
 
 class LabelKind(abc.ABC):

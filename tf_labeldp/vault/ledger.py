@@ -34,7 +34,7 @@ from tf_labeldp.vault.records import (
     Record,
     may_count,
 )
-from tf_labeldp.vault.reservations import PlannedUse, Reservation, TakenUse
+from tf_labeldp.vault.reservations import CheckedUse, PlannedUse, Reservation
 from tf_labeldp.vault.reserved_uses import ReservedUses
 from tf_labeldp.vault.store import LabelStore, Project
 from tf_labeldp.vault.use_history import HistoryLine, UseHistory, lines_of
@@ -391,12 +391,12 @@ class Ledger:
                 raise
             return Reservation(self, list(parts), holder)
 
-    def take(self, use: PlannedUse, made_of: tuple[Receipt, ...] = ()) -> TakenUse:
+    def take(self, use: PlannedUse, made_of: tuple[Receipt, ...] = ()) -> CheckedUse:
         """Returns a use to charge within this turn: a reserved one, or a new one if it is allowed.
 
         ``made_of`` are receipts of its public inputs. Raises what ``check`` raises.
         """
-        return TakenUse(self, *self.account.take(use, made_of))
+        return CheckedUse(self, *self.account.take(use, made_of))
 
     def leave(self, plans: Sequence[str], holder: str) -> None:
         """Gives back the uses of plans that were not drawn, unless others work on them, too."""

@@ -38,7 +38,10 @@ from tf_labeldp.mechanisms.users import UsersOfRows
 from tf_labeldp.vault._arguments import (
     Keyed,
     Store,
+    check_fits_keys,
     kind_of_vault,
+    opened,
+    store_of_vault,
     takes_arguments_of_0_3,
 )
 from tf_labeldp.vault._draws import DrawRequest, Draws, Sealed, assignments_of
@@ -50,10 +53,9 @@ from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
-from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.use_history import UseHistory
 from tf_labeldp.vault.users import Users
-from tf_labeldp.vault.uses import LabelsTogether, NamedUse, Uses
+from tf_labeldp.vault.uses import LabelsTogether, LedgerOfExamples, NamedUse
 
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
@@ -195,12 +197,7 @@ class PrivateLabels(LedgerOwner):
         users: Public[Any] = None,
         insecure_seed: int | None = None,
     ) -> None:
-        folder = store if isinstance(store, Store) else Store(store)
-        if not isinstance(budget, PrivacyBudget) and (budget is not None or folder.path is None):
-            raise TypeError(
-                f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
-                "budget=PrivacyBudget(epsilon=1.0)."
-            )
+        folder = store_of_vault(store, budget)
         refuse_noisy(labels)
         if people is not None and not (isinstance(people, str) and people):
             raise TypeError(f"people must be the name of a population, got {people!r}.")
@@ -210,17 +207,9 @@ class PrivateLabels(LedgerOwner):
         by_key, persons = Keyed.of(source.value), Users.of(owners.value)
         of_labels = kind_of_vault(kind, num_classes)
         if by_key is not None:
-            if of_labels.unit == "row" or insecure_seed is not None:
-                raise ValueError("Keyed draws take neither Rows nor insecure_seed. Leave it out.")
-            if missing.value is not None:
-                raise ValueError(
-                    "Keyed draws need the labels of all examples. Leave unlabelled out."
-                )
+            check_fits_keys(of_labels, insecure_seed, missing.value)
         array, first = encoded(of_labels, labels, missing.value)
-        if folder.path is None:
-            self._store = None
-        else:
-            self._store = LabelStore(folder.path, in_project=folder.project)
+        self._store = opened(folder)
         keyed = None if by_key is None else KeyedDraws(by_key.ids, len(array))
         all_users = None if persons is None else UsersOfRows(persons.codes(len(array)))
         ledger = Ledger.of_labels(
@@ -233,7 +222,7 @@ class PrivateLabels(LedgerOwner):
             keyed.open(ledger, self._store)
         self._examples = Examples(of_labels, Sealed(array, arrivals), missing.with_value(None))
         drawn = Draws(self._examples.sealed, of_labels, ledger, insecure_seed, keyed)
-        self._uses = Uses(ledger, drawn, self._examples)
+        self._uses = LedgerOfExamples(ledger, drawn, self._examples)
         self._uses.note_arrivals()
         if persons is not None and persons.at_most is not None:
             some = persons.some_rows(self._users.codes)
@@ -259,7 +248,7 @@ class PrivateLabels(LedgerOwner):
         sealed = examples.sealed.residuals(shift, largest)
         view = self._part(Examples(kind, sealed, chosen, examples.rows))
         draws = uses.draws.of_residuals(sealed, shift, kind)
-        view._uses = Uses(uses.ledger, draws, view._examples)
+        view._uses = LedgerOfExamples(uses.ledger, draws, view._examples)
         return view
 
     @property
@@ -530,8 +519,8 @@ class PrivateLabels(LedgerOwner):
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             public = public.with_value(Column.of(assignments_of(public.value)).complete("clusters"))
-        request = DrawRequest(use.key, mechanism, examples.rows, public)
-        records = self._uses.draws.records(request)
+        request = DrawRequest(mechanism, examples.rows, public)
+        records = self._uses.draws.records(use.key, request)
         parts = [self._examples.noisy_labels(each, mechanism) for each in records]
         noisy = joined(parts, self._examples.numbers(examples.rows))
         return noisy.recorded() if noisy.of_part and indices is not None else noisy
@@ -571,8 +560,8 @@ class PrivateLabels(LedgerOwner):
         mechanism = PublicInput.bare(mechanism)
         self._examples.kind.check_release(AggregateMechanism.checked(mechanism))
         public = public.with_value(assignments_of(public.value))
-        request = DrawRequest(NamedUse(self, key).key, mechanism, examples.rows, public)
-        record = self._uses.draws.record(request)
+        request = DrawRequest(mechanism, examples.rows, public)
+        record = self._uses.draws.record(NamedUse(self, key).key, request)
         groups = None
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)

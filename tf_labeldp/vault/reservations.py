@@ -30,7 +30,7 @@ class PlannedUse(NamedTuple):
     use: str = ""  # as for `Receipt`
 
 
-class TakenUse(NamedTuple):
+class CheckedUse(NamedTuple):
     """A use that was checked in this turn of the ledger, and is charged before the turn ends."""
 
     ledger: Any

@@ -68,6 +68,8 @@ class Users:
 
     def some_rows(self, codes: Setting[np.ndarray]) -> np.ndarray:
         """Returns at most k rows of each user, a repeatable random choice, ``int64``, rising."""
+        # The choice looks at no label, so its seed may be public. It is fixed, since a store that
+        # is opened again has to find the same examples.
         order = np.random.default_rng(0).random(codes.size)
         users = UsersOfRows(codes)
         rows, starts = users.by_user(order)

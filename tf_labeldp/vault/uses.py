@@ -91,8 +91,8 @@ class NamedUse:
         return self._uses.ledger.draws[self.name].output.arrays.get("shift")
 
     @property
-    def _uses(self) -> Uses:
-        uses: Uses = self.labels._uses
+    def _uses(self) -> LedgerOfExamples:
+        uses: LedgerOfExamples = self.labels._uses
         return uses
 
     def residuals(self, predictions: Any, largest: float) -> NamedUse:
@@ -142,15 +142,15 @@ class NamedUse:
             return [planned for each, part in parts for planned in each.planned(part, examples)]
         if isinstance(use, Charge):
             return [PlannedUse(self.key, "the use", "steps", use, examples.rows)]
-        request = DrawRequest(self.key, Mechanism.checked(use), examples.rows)
-        return [self._uses.draws.planned(request)]
+        request = DrawRequest(Mechanism.checked(use), examples.rows)
+        return [self._uses.draws.planned(self.key, request)]
 
 
-class Uses:
-    """The uses of some examples of a vault, by the ledger that its parts share.
+class LedgerOfExamples:
+    """The ledger of a vault, which its parts share, with the examples of one part.
 
     Attributes:
-        ledger: counts them.
+        ledger: counts the uses of all examples.
         draws: the draws and releases among them.
     """
 
@@ -159,9 +159,9 @@ class Uses:
     def __init__(self, ledger: Ledger, draws: Draws, examples: Examples) -> None:
         self.ledger, self.draws, self._examples = ledger, draws, examples
 
-    def of(self, examples: Examples) -> Uses:
+    def of(self, examples: Examples) -> LedgerOfExamples:
         """Returns the uses of other examples, by the same ledger."""
-        return Uses(self.ledger, self.draws, examples)
+        return LedgerOfExamples(self.ledger, self.draws, examples)
 
     def note_arrivals(self) -> None:
         """Notes an assumption, unless all examples have had a label from their start."""
@@ -177,10 +177,7 @@ class Uses:
             )
 
     def check(self, uses: Sequence[PlannedUse], receipts: Sequence[Receipt] = ()) -> None:
-        """Raises if the budget does not allow uses that are not reserved; within a turn.
-
-        The uses have the same rows.
-        """
+        """Raises if the budget does not allow uses that are not reserved; within a turn."""
         covering = self.ledger.account.reserved.covering(uses)
         planned, reserved = [], set[str]() if covering is None else {covering.id}
         for use in uses:
@@ -216,7 +213,7 @@ class LabelsTogether:
     """Vaults, or one, that are used together: row i of each has labels of the same example."""
 
     def __init__(self, vaults: Sequence[Any]) -> None:
-        self._vaults: list[tuple[Uses, Examples]] = [
+        self._vaults: list[tuple[LedgerOfExamples, Examples]] = [
             (vault._uses, vault._examples) for vault in vaults
         ]
 
