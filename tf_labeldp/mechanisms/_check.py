@@ -25,7 +25,7 @@ _TOLERANCE = 1e-9
 _MOST_LABELS, _MOST_COLUMNS = 8, 64
 """Most classes with test draws, and most columns of a statistic that are tested one by one."""
 _WIDEST = 4096
-"""Most columns of a statistic that are kept; wider ones are added up in as many."""
+"""Most columns of a statistic that are compared; those of wider ones are added up into as many."""
 _LARGEST_USE = 1000
 """Most labels of a use whose size is drawn."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)

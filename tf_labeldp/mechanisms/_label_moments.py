@@ -27,7 +27,7 @@ _BLOCK_BYTES = 1 << 26
 _CACHED = 1 << 17
 """Numbers rounded and summed at a time: they stay in a core's own cache."""
 _MOST_BYTES = 1 << 30
-"""The most memory for the rows of all users; the norms of larger ones add up, in one reading."""
+"""Most bytes that the rows of all users may take; of more, norms are added in one reading."""
 _TOLERANCE = 1e-9
 """Allowed relative excess of a row over ``max_norm``, which the sensitivity includes."""
 

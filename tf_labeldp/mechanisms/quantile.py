@@ -22,7 +22,7 @@ _EXPECTED = 320
 """Thresholds of classes at the first 320 levels, down to 2^-20, of the share that the model expects
 to miss. The other 192 are for models that are too sure: the mean set grows by equal steps."""
 _MOST_SCORES = 1 << 22
-"""Scores from which the thresholds are made; of more, those of every few rows."""
+"""Most scores that thresholds are made of; of more, every few rows are taken."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,7 +43,7 @@ class QuantileMechanism(FrozenAggregate):
     """A threshold that the scores of true labels, and of a new one, exceed with chance ``alpha``.
 
     Guarantee:
-        The threshold is epsilon-DP for the replacement of one label, and holds a new label's score
+        The threshold is epsilon-DP for the replacement of one label, and covers a new label's score
         with probability at least 1 - alpha, over labels, noise and the new example, if these n
         examples and the new one are exchangeable. Assumes that the predictions are public.
 

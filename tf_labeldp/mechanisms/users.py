@@ -16,11 +16,11 @@ from tf_labeldp.mechanisms.base import AggregateMechanism, LabelMechanism, Mecha
 _SIGNS = 10
 """The most rows of a user whose signs are tried, 512 combinations up to the sign of all."""
 _WIDEST = 512
-"""The widest matrix whose eigenvalues are computed; else norms add up."""
+"""Rows of a user, or features, up to which eigenvalues are computed; of more, norms are added."""
 _FEW = 64
 """Up to here, or up to the number of features, the entries of a user's Gram matrix are added up."""
 _ENTRIES = 1 << 21
-"""Numbers at a time."""
+"""Numbers per block of users."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
