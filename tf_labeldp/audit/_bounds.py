@@ -10,7 +10,10 @@ import numpy as np
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
-"""Shares of canaries to guess, the most decisive first; the confidence is split among them."""
+"""Shares of canaries to guess, the most decisive first.
+
+The best bound is chosen after the guesses are known, so the confidence is split among them.
+"""
 _LARGEST = 50.0
 """Largest bound: an epsilon above it protects nothing."""
 
@@ -43,6 +46,7 @@ def gaussian_bound(hits: int, others: int, draws: int, delta: float, level: floa
 
     low, _ = clopper_pearson(hits, draws, level / 2.0)
     _, high = clopper_pearson(others, draws, level / 2.0)
+    # Under Gaussian noise the half line has probabilities Phi(a) and Phi(a - 1 / sigma).
     distance = float(stats.norm.ppf(low) - stats.norm.ppf(high))
     return gaussian_epsilon(1.0 / distance, delta, 1.0) if distance > 0.0 else 0.0
 

@@ -142,7 +142,9 @@ class GradientOperator:
                 self._values = _checked_losses(self._losses())
             if self._forward:
                 return
-            # The backward pass is linear in its seed, so its derivative is the same at any seed.
+            # The backward pass from a seed u is G u, so its derivative by u, times v, is G^T v: a
+            # forward product by two backward passes. It is linear, so any seed gives the same
+            # derivative, and zeros need no labels.
             self._seed = tf.zeros_like(self._values)
             self._transposed_tape.watch(self._seed)
             self._transposed = self._pulled_back(self._seed)

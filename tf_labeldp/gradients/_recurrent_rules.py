@@ -92,10 +92,10 @@ def _run(
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
     """Returns the outputs of a layer in one direction, its last states and its cells' taps."""
     steps = tf.transpose(tf.cast(sequences, layer.compute_dtype), (1, 0, 2))
-    seen = None if mask is None else tf.transpose(tf.cast(mask, tf.bool))[:, :, tf.newaxis]
+    kept = None if mask is None else tf.transpose(tf.cast(mask, tf.bool))[:, :, tf.newaxis]
     if layer.go_backwards:
         steps = tf.reverse(steps, [0])
-        seen = None if seen is None else tf.reverse(seen, [0])
+        kept = None if kept is None else tf.reverse(kept, [0])
     ends, taps = [], []
     for rules in map(_Cell.of, _cells(layer)):
         cell = rules.cell
@@ -109,30 +109,33 @@ def _run(
         products = _times(inputs, cell.kernel)
         if cell.use_bias:
             products += cell.bias[0] if len(cell.bias.shape) > 1 else cell.bias
-        found = rules.steps(products, starts, state_mask, seen)
+        found = rules.steps(products, starts, state_mask, kept)
         before = tf.concat([starts[0][tf.newaxis], found[0][:-1]], 0)
         taps += [inputs, products, rules.state_tap(_dropped(before, state_mask), found)]
         ends += [part[-1] for part in found[: len(starts)]]
         steps = found[0]
-    if seen is not None:
+    if kept is not None:
         # An output is zero until the first step that is not masked, and stays while masked.
-        shown = seen if layer.zero_output_for_mask else tf.cumsum(tf.cast(seen, tf.int32)) > 0
+        shown = kept if layer.zero_output_for_mask else tf.cumsum(tf.cast(kept, tf.int32)) > 0
         steps = tf.where(shown, steps, tf.zeros((), steps.dtype))
     return tf.transpose(steps, (1, 0, 2)) if layer.return_sequences else steps[-1], ends, taps
 
 
 def _scan(
-    step: Callable[..., list[tf.Tensor]], products: tf.Tensor, starts: list[tf.Tensor], seen: Any
+    step: Callable[..., list[tf.Tensor]],
+    products: tf.Tensor,
+    starts: list[tf.Tensor],
+    kept: Any,
 ) -> list[tf.Tensor]:
     """Returns the states (T, B, ...) after each step; a masked step keeps them."""
 
     def body(states: list[tf.Tensor], parts: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
         after = step(parts[0], *states)
-        if seen is None:
+        if kept is None:
             return after
         return [tf.where(parts[1], new, old) for new, old in zip(after, states, strict=True)]
 
-    return tf.scan(body, (products,) if seen is None else (products, seen), starts)
+    return tf.scan(body, (products,) if kept is None else (products, kept), starts)
 
 
 class _Cell(abc.ABC):
@@ -147,7 +150,7 @@ class _Cell(abc.ABC):
 
     @abc.abstractmethod
     def steps(
-        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, kept: Any
     ) -> list[tf.Tensor]:
         """Returns the states (T, B, ...) after each step, and then what ``state_tap`` needs."""
 
@@ -197,19 +200,19 @@ class _SimpleCell(_Cell):
         return 1
 
     def steps(
-        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, kept: Any
     ) -> list[tf.Tensor]:
         kernel, activation = tf.convert_to_tensor(self.cell.recurrent_kernel), self.cell.activation
 
         def step(x: tf.Tensor, h: tf.Tensor) -> list[tf.Tensor]:
             return [activation(x + _times(_dropped(h, mask), tf.stop_gradient(kernel)))]
 
-        return _scan(step, products, starts, seen)
+        return _scan(step, products, starts, kept)
 
 
 class _LSTMCell(_Cell):
     def steps(
-        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, kept: Any
     ) -> list[tf.Tensor]:
         kernel = tf.convert_to_tensor(self.cell.recurrent_kernel)
         gate, activation = self.cell.recurrent_activation, self.cell.activation
@@ -220,7 +223,7 @@ class _LSTMCell(_Cell):
             c = gate(f) * c + gate(i) * activation(candidate)
             return [gate(o) * activation(c), c]
 
-        return _scan(step, products, starts, seen)
+        return _scan(step, products, starts, kept)
 
 
 class _GRUCell(_Cell):
@@ -232,7 +235,7 @@ class _GRUCell(_Cell):
         return self.cell.kernel.shape[1] // self.units
 
     def steps(
-        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, seen: Any
+        self, products: tf.Tensor, starts: list[tf.Tensor], mask: Any, kept: Any
     ) -> list[tf.Tensor]:
         weights, units = [tf.convert_to_tensor(part) for part in self.state_weights], self.units
         gate, activation = self.cell.recurrent_activation, self.cell.activation
@@ -243,7 +246,7 @@ class _GRUCell(_Cell):
             r = gate(x[:, units : 2 * units] + sums[:, units : 2 * units])
             return [z * h + (1 - z) * activation(x[:, 2 * units :] + candidate(r)), r]
 
-        return _scan(step, products, [*starts, tf.zeros_like(starts[0])], seen)
+        return _scan(step, products, [*starts, tf.zeros_like(starts[0])], kept)
 
     @property
     def state_weights(self) -> list[Any]:
@@ -255,9 +258,11 @@ class _GRUCell(_Cell):
     ) -> tuple[tf.Tensor, _OfGates]:
         """Returns the products of the state for the gates, and for the candidate by reset gate."""
         split = 2 * self.units
-        last, columns = state[:, -self.units :], kernel[:, split:]
-        sums = _times(state[:, :split], kernel[:, :split])
-        return sums, lambda reset: tf.matmul(reset * last, columns)
+
+        def candidate(reset: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(reset * state[:, -self.units :], kernel[:, split:])
+
+        return _times(state[:, :split], kernel[:, :split]), candidate
 
     def state_tap(self, before: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
         return tf.concat([before, found[1]], -1)

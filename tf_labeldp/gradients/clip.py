@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 
-# Gradient entries from 2e-10 to 255 survive in float16; an example with larger ones adds zero.
+# Gradient entries from 2e-10 to 255 survive in float16: times 256 they are between its smallest
+# number, 6e-8, and its largest, 65504. An example with larger ones adds zero.
 FLOAT16_SCALE = 256.0
 
 
@@ -126,7 +127,13 @@ class Clip:
 
     def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns min(1, C / norm) for each finite norm, and zero for the others."""
+        # Replacement takes one gradient of norm up to C out of the sum and puts another in. They
+        # may point in opposite directions, so the sum moves by up to 2 C; adding or removing an
+        # example would move it by C.
+        # The divisor is never zero, and a clip of NaN gives NaN, where a comparison of the norms
+        # with it would leave gradients as they are.
         coefficients = self.l2_norm_clip / tf.maximum(norms, self.l2_norm_clip)
+        # An infinite norm would give zero times infinity, which is NaN for the whole sum.
         return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
 
 

@@ -18,6 +18,8 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
 
+# The middle of the step sizes that ghazi2024 searches (appendix D.2), and the number of steps with
+# which it measures running times.
 _PGD_STEP_SIZE, _PGD_STEPS = 0.02, 200
 
 
@@ -267,13 +269,15 @@ def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps
     return point, 2 * steps + 2, tf.zeros([], start.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class HullChoice:
     """A hull, the start of its projection and the solver; ``project_onto_hull`` documents them."""
 
     hull: str = "per_example"
     start: str = "predictions"
-    solver: str | Solver = "conjugate"
+    solver: Setting[str | Callable[..., Any]] = "conjugate"
+    relative_gap: float = 1e-2
+    max_products: int = 20
     step_size: float | None = None
     steps: int | None = None
 
@@ -282,6 +286,8 @@ class HullChoice:
         _validate.one_of("start", self.start, ("predictions", "uniform"))
         if not callable(self.solver):
             _validate.one_of("solver", self.solver, ("conjugate", "pgd"))
+        self.relative_gap = _validate.number_in("relative_gap", self.relative_gap, "[0, inf)")
+        self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
         if self.solver != "pgd" and (self.step_size, self.steps) != (None, None):
             raise ValueError(
                 f"step_size and steps need solver='pgd', got solver={self.solver!r}. Leave them "
@@ -407,22 +413,29 @@ def project_onto_hull(  # noqa: PLR0913 (a hull, its start, its solver's setting
         >>> result.coefficients.numpy().round(2).tolist()
         [[0.0, 0.5], [0.0, 0.5]]
     """
-    solve = HullChoice(hull, start, solver, step_size, steps).solve
-    relative_gap = _validate.number_in("relative_gap", relative_gap, "[0, inf)")
+    choice = HullChoice(
+        hull=hull,
+        start=start,
+        solver=solver,
+        relative_gap=relative_gap,
+        max_products=max_products,
+        step_size=step_size,
+        steps=steps,
+    )
     shape, dtype = operator.coefficients_shape, operator.dtype
     feasible = CoefficientSet.of(hull, mask, shape[0], dtype)
     problem = HullProblem(
         operator,
         flat_target(target, operator),
         feasible,
-        relative_gap=tf.cast(relative_gap, dtype),
-        max_products=_validate.integer_at_least("max_products", max_products, 4),
+        relative_gap=tf.cast(choice.relative_gap, dtype),
+        max_products=choice.max_products,
         curvature=tf.cast(0.0 if curvature is None else curvature, dtype),
         starts_at_zero=zero_at_predictions and start == "predictions",
     )
     # Half-precision probabilities miss their sum of one by more than the gap allows.
     first = feasible.project(feasible.fill(_probabilities(start, predictions, shape, dtype)))
-    point, num_products, curvature = solve(problem, first)
+    point, num_products, curvature = choice.solve(problem, first)
     gap = problem.gap(point)
     scale = 0.5 * dot(point.image, point.image)
     return HullProjection(

@@ -82,6 +82,9 @@ class LabelDistanceClip(Clip):
         finite = tf.reduce_all(tf.math.is_finite(lengths), axis=1, keepdims=True)
         lengths = tf.where(finite, lengths, 0.0)
         # The gradients point in opposite directions, so their distance is the sum of their lengths.
+        # Clipped to L, it is min(shorter, L) + min(longer, L), which is at most D for L up to
+        # D - shorter, and for L up to D / 2 where both are longer. L is the same for both labels:
+        # the bound is on the distance of two sums that differ in this label.
         distance = 2.0 * self.l2_norm_clip
         shorter = tf.reduce_min(lengths, axis=1, keepdims=True)
         longest = tf.maximum(0.5 * distance, distance - shorter)

@@ -362,10 +362,10 @@ def _nodes(outputs: list[Any]) -> list[Any]:
     pending = [(tensor, False) for tensor in outputs]
     while pending:
         tensor, ready = pending.pop()
-        history = tensor._keras_history
-        if history.operation is None:
+        origin = tensor._keras_history
+        if origin.operation is None:
             continue
-        node = history.operation._inbound_nodes[history.node_index]
+        node = origin.operation._inbound_nodes[origin.node_index]
         if id(node) in done:
             continue
         if ready:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -127,27 +126,20 @@ class SelfSpan(Denoiser):
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class _Hull(Denoiser):
+class _Hull(HullChoice, Denoiser):
     """The projection onto a hull, which Self-Conv and Alt-Conv share."""
 
     num_examples: int = dataclasses.field(default=0, init=False)
     smoothing: float = 1.0
     residual: float = 0.0
-    hull: str = "per_example"
-    start: str = "predictions"
-    solver: Setting[str | Callable[..., Any]] = "conjugate"
-    relative_gap: float = 1e-2
-    max_products: int = 20
-    step_size: float | None = None
-    steps: int | None = None
     products: str = "double_backward"
 
     def __post_init__(self) -> None:
         self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
         self.residual = _validate.number_in("residual", self.residual, "[0, 1)")
-        HullChoice(self.hull, self.start, self.solver, self.step_size, self.steps)
+        # A gap of zero has no end but the largest number of products, in every step.
         self.relative_gap = _validate.positive_finite("relative_gap", self.relative_gap)
-        self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
+        super().__post_init__()
         _validate.one_of("products", self.products, GradientOperator.PRODUCTS)
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:

@@ -19,7 +19,11 @@ from tf_labeldp.mechanisms.step_noise import DeviceNormal, noisy_sums
 from tf_labeldp.training._configured import Stateful
 
 _GRID = 2.0**-16
-"""Noisy sums are rounded to this fraction of the noise's standard deviation."""
+"""Noisy sums are rounded to this fraction of the noise's standard deviation.
+
+The grid depends on the noise alone, not on the sum, and the rounding moves a coordinate by at most
+2^-17 standard deviations.
+"""
 _CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
 """The pseudorandom generator of each source."""
 

@@ -29,7 +29,7 @@ from tf_labeldp.mechanisms import Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._labelled_output import LabelledOutput
 from tf_labeldp.training._record_receipts import CountedTraining
-from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
+from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StageSchedule, TrainingSet
 from tf_labeldp.training._stage_draws import (
     StageDraws,
     StageRecords,
@@ -175,7 +175,7 @@ class MultiStageTraining(CountedTraining):
         self._weights = StageWeights.of(labels, sample_weight, class_weight)
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
-        self._plan = StagePlan.make(
+        self._plan = StageSchedule.make(
             labels,
             fractions=fractions,
             epochs_per_stage=epochs_per_stage,

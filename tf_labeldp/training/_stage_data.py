@@ -23,7 +23,7 @@ _FRACTION_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StagePlan:
+class StageSchedule:
     """The schedule of LP-MST, which depends on no label (``ghazi2021``, Algorithm 3, line 1).
 
     Tuples have one entry per stage; ``parts`` are disjoint indices ``int64``, together all
@@ -48,7 +48,7 @@ class StagePlan:
         temperature: float | Sequence[float],
         mixup_alpha: float | Sequence[float],
         seed: int,
-    ) -> StagePlan:
+    ) -> StageSchedule:
         """Returns the plan: part t ends at ``floor(n (f_1 + ... + f_t))`` of one permutation.
 
         With users it is one of users, and a part has whole users.
@@ -138,7 +138,9 @@ class StageDataset:
     as Keras expects, so a smaller training set has smaller batches.
     """
 
-    def __init__(self, features: Features, num_classes: int, plan: StagePlan, seed: int) -> None:
+    def __init__(
+        self, features: Features, num_classes: int, plan: StageSchedule, seed: int
+    ) -> None:
         self._uses_mixup = max(plan.mixup_alphas) > 0
         if self._uses_mixup and not features.all_floating:
             raise ValueError("mixup_alpha above 0 needs floating-point features. Cast them.")

@@ -14,7 +14,7 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, Receipts
 from tf_labeldp.data.row_source import RowSource
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
-from tf_labeldp.training._stage_data import StagePlan
+from tf_labeldp.training._stage_data import StageSchedule
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
@@ -68,7 +68,7 @@ class StageDraws:
         labels: PrivateLabels,
         rows: RowSource,
         epsilon: float,
-        plan: StagePlan,
+        plan: StageSchedule,
         priors: Any,
         key: str,
     ) -> StageDraws:
