@@ -170,7 +170,7 @@ def users_of_batches(column: Any) -> Any:
     arguments: dict[str, Any] = {"sampling_probability": 1.0, "steps": 1, "insecure_seed": 0}
     x, y = np.zeros((N, 2), np.float32), np.arange(N) % 2
     found = poisson_batches(x, y, users=column, max_examples_per_user=2, **arguments)
-    return np.sort(found._sampling.rows_of_units, axis=1).tolist()
+    return np.sort(found.sampling.rows_of_units, axis=1).tolist()
 
 
 def codes_of(column: Any, values: list[Any]) -> list[int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
@@ -335,7 +335,7 @@ def _check_same_examples(vaults: list[PrivateLabels]) -> None:
     if len(people) > 1:
         raise ValueError(
             "expected labels of the same examples for all outputs, got vaults of the "
-            f"populations {sorted(people)}. Give them one name in people=."
+            f"populations {sorted(map(str, people))}. Give them one name in people=."
         )
     for vault in vaults:
         others = [other for other in vaults if not np.array_equal(other.indices, vault.indices)]
@@ -380,37 +380,82 @@ def _labels_of_columns(labels: Any, columns: Any) -> Any:
     return tuple(map(of, columns))
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PoissonBatches:
-    """The batches of ``poisson_batches``; shows their sampling, and no batch or label."""
+    """The batches of ``poisson_batches``; shows their sampling, and no batch or label.
 
-    def __init__(
-        self,
-        features: RowSource,
-        labels: Any,
-        sample_weight: np.ndarray | None,
-        class_weight: Any,
-        sampling: Sampling,
-        receipts: tuple[Receipt, ...],
-    ) -> None:
-        sampler = sampling.sampler
-        self._features = features
-        self._sampling = sampling
-        self._openings = itertools.count()
-        self._by_output = labels
-        self.sample_weight, self.class_weight = sample_weight, class_weight
-        self.vaults = OutputLabels.vaults_of(labels)
-        self.labels = self.vaults[0] if len(self.vaults) == 1 else None
-        self.receipts = receipts
-        self.num_examples = features.num_rows
-        self.num_units = sampler.num_units
-        self.sampling_probability = sampler.probability
-        self.steps = sampling.steps
-        self.buffer_size = sampler.buffer_size
-        self.expected_batch_size = sampler.expected_size
-        self.privacy_unit = "label" if sampling.rows_of_units is None else "user"
-        self.group_size = sampling.group_size
-        self.seeded = sampling.seed is not None
-        self._function: Callable[[Any], Any] | None = None
+    The one frozen ``sampling`` is what steps are charged by and batches are drawn by.
+    """
+
+    features: RowSource
+    # Not public: the labels of an array are in it.
+    _by_output: Any  # OutputLabels, or a dict or tuple of them
+    sample_weight: np.ndarray | None
+    class_weight: Any
+    sampling: Sampling
+    receipts: tuple[Receipt, ...]
+    _function: Callable[[Any], Any] | None = None  # of the features of a batch
+    _openings: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    @functools.cached_property
+    def vaults(self) -> tuple[PrivateLabels, ...]:
+        """The vaults of all outputs."""
+        return OutputLabels.vaults_of(self._by_output)
+
+    @property
+    def labels(self) -> PrivateLabels | None:
+        """The only vault, or None."""
+        return self.vaults[0] if len(self.vaults) == 1 else None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return self.features.num_rows
+
+    @property
+    def num_units(self) -> int:
+        """The number of examples, or of users."""
+        return self.sampling.sampler.num_units
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability with which a unit enters a batch."""
+        return self.sampling.sampler.probability
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The mean number of units in a batch."""
+        return self.sampling.sampler.expected_size
+
+    @property
+    def buffer_size(self) -> int:
+        """The most units in a batch."""
+        return self.sampling.sampler.buffer_size
+
+    @property
+    def disjoint_size(self) -> int:
+        """The number of units per disjoint batch: the expected size, rounded."""
+        return self.sampling.disjoint_size
+
+    @property
+    def steps(self) -> int:
+        """Steps per epoch."""
+        return self.sampling.steps
+
+    @property
+    def group_size(self) -> int:
+        """Rows per unit."""
+        return self.sampling.group_size
+
+    @property
+    def privacy_unit(self) -> str:
+        """``"label"`` or ``"user"``."""
+        return "label" if self.sampling.rows_of_units is None else "user"
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed makes the batches repeatable."""
+        return self.sampling.seed is not None
 
     def map(self, function: Public[Callable[[Any], Any]]) -> PoissonBatches:
         """Returns these batches with a function applied to the features, such as augmentation.
@@ -438,9 +483,11 @@ class PoissonBatches:
         """
         public = public_input(function)
         earlier, function = self._function, public.value
-        mapped = copy.copy(self)
-        mapped._function = function if earlier is None else lambda x: function(earlier(x))
-        mapped.receipts = Receipts.merged(self.receipts, public.receipts)
+        mapped = dataclasses.replace(
+            self,
+            _function=function if earlier is None else lambda x: function(earlier(x)),
+            receipts=Receipts.merged(self.receipts, public.receipts),
+        )
         for spec in tf.nest.flatten(mapped.feature_specs()):
             rows = self.buffer_size * self.group_size
             if not isinstance(spec, tf.TensorSpec) or spec.shape[:1] != (rows,):
@@ -457,15 +504,15 @@ class PoissonBatches:
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
         for part in tf.nest.flatten(self._by_output):
-            self._features.check_not_extended(len(part))
+            self.features.check_not_extended(len(part))
         reader = _BatchReader(
-            self._features,
+            self.features,
             self.sample_weight,
             self.buffer_size * self.group_size,
             [_OpenedLabels.of(part) for part in tf.nest.flatten(self._by_output)],
             alt_examples,
         )
-        features = self._features
+        features = self.features
         spec: tuple[Any, ...] = (
             features.pack(features.specs(reader.rows)),
             tf.nest.pack_sequence_as(self._by_output, reader.label_specs()),
@@ -476,7 +523,7 @@ class PoissonBatches:
         flat_spec = tf.nest.flatten(spec)
         function = self._function or (lambda part: part)
         opening = next(self._openings)
-        one_ahead = _OneAhead(reader.batches(self._sampling, opening, disjoint))
+        one_ahead = _OneAhead(reader.batches(self.sampling, opening, disjoint))
 
         def element(step: tf.Tensor) -> tuple[Any, ...]:
             tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])
@@ -491,11 +538,11 @@ class PoissonBatches:
 
     def features_in_memory(self) -> Any:
         """Returns all features; None if they are read or mapped when needed."""
-        return None if self._function else self._features.in_memory()
+        return None if self._function else self.features.in_memory()
 
     def feature_specs(self) -> Any:
         """Returns the specs of the features of a batch, in their structure."""
-        specs = self._features.pack(self._features.specs(self.buffer_size * self.group_size))
+        specs = self.features.pack(self.features.specs(self.buffer_size * self.group_size))
         if self._function is None:
             return specs
 
@@ -504,11 +551,6 @@ class PoissonBatches:
             return self._function(some)  # type: ignore[misc]
 
         return tf.data.Dataset.range(1).map(mapped).element_spec
-
-    @property
-    def disjoint_size(self) -> int:
-        """Number of units per disjoint batch: the expected size, rounded."""
-        return self._sampling.disjoint_size
 
     def __iter__(self) -> NoReturn:
         raise TypeError(

@@ -294,8 +294,8 @@ class LikelihoodProblem:
 
         penalties = self.axes.multiplied(multiple)
         curvature = self.likelihood.curvature(moments.shape[1])
-        # The Hessian at zero is diagonal here, and eigenvalues differ by many powers of ten.
-        # In units of its root the solver needs tens of steps, instead of its limit.
+        # The Hessian at zero is diagonal in these coordinates. In units of its root all directions
+        # curve alike: features of very different lengths would take the solver many more steps.
         scale = 1.0 / np.sqrt(curvature * self.axes.eigenvalues + penalties)[:, np.newaxis]
         penalties = penalties[:, np.newaxis]
         linear = moments - self.tilt
