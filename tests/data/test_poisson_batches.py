@@ -49,6 +49,13 @@ def sampled(batches: PoissonBatches, steps: int) -> list[list[int]]:
     return [x[weights > 0, 0].tolist() for x, _, weights in take(batches, steps)]
 
 
+def test_the_numbers_that_steps_are_charged_by_are_fixed() -> None:
+    batches: Any = make()
+    for name in ("sampling_probability", "steps", "group_size", "sampling"):
+        with pytest.raises(AttributeError):
+            setattr(batches, name, 1)
+
+
 def test_rows_of_labels_come_as_they_are() -> None:
     rows = np.eye(K)[LABELS]
     for x, y, weights in take(make(labels=vault(rows, num_labels=K)), 5):

@@ -444,6 +444,9 @@ def test_an_evaluation_is_of_examples_that_were_held_out():
     regressor.fit(ROWS, numbers)
     assert regressor.evaluation_.metric == "mse"
     assert regressor.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
+    others = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(3.0, 1e-5))
+    model.set_params(budget_for_evaluation=None).fit(ROWS, others)
+    assert not hasattr(model, "evaluation_")
 
 
 @pytest.mark.slow

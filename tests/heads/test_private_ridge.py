@@ -91,6 +91,13 @@ def test_numbers_in_their_range(examples):
     assert not hasattr(one, "predict_proba") and not hasattr(one, "decision_function")
 
 
+def test_a_fit_to_numbers_leaves_nothing_of_a_fit_to_classes(examples):
+    one = head().fit(examples.features, examples.classes)
+    assert one.sharpness_ > 0.0
+    one.set_params(num_classes=None, low=0.0, high=50.0).fit(examples.features, examples.numbers)
+    assert not hasattr(one, "sharpness_") and one.classes_ is None
+
+
 def test_rows_of_labels(examples):
     x = examples.features
     rows = np.column_stack([x[:, 0] > 0.2, x[:, 1] > 0.2]).astype(int)
