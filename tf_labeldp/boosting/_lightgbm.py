@@ -97,6 +97,7 @@ class TreeInputs:
             "min_data_in_leaf": self.table.min_rows,
             "feature_pre_filter": False,  # it fails if it drops all columns
             "force_col_wise": True,
+            # A stored draw gives the same trees again on any number of cores.
             "deterministic": True,
             "seed": self.seed,
             "num_threads": self.threads,

@@ -217,6 +217,8 @@ class Likelihood:
                 losses = size + np.log1p(np.exp(-2.0 * size))
                 np.tanh(scores, out=scores)
                 scores *= 0.5
+            # Scores are in single precision, and the sums over blocks in double: a sum of millions
+            # of losses in single precision would hide the differences that the search compares.
             if self.weights is not None:
                 weights = self.weights[start : start + rows].astype(np.float32)
                 losses, scores = weights * losses, weights * scores

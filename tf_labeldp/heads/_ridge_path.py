@@ -78,6 +78,7 @@ class Spectrum:
 
         most = math.log(label_variance * top / unit)
         bounds = [(-30.0, 60.0), (most - 40.0, most)]
+        # The marginal likelihood may have several maxima.
         starts = [(t, s) for t in (-2.0, 4.0, 10.0) for s in (most - 8.0, most - 1.0)]
         found = [
             optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B")
@@ -129,6 +130,7 @@ class Problem:
 
         k_eff = moments.shape[1] - centred
         if centred:
+            # Codes of classes sum to zero over the columns, so their mean is noise alone.
             moments = moments - moments.mean(axis=1, keepdims=True)
         width = gram.shape[0] - intercept
         if scale is not None:
@@ -148,7 +150,10 @@ class Problem:
         driver = "evd" if width > 1 else "ev"  # some versions of SciPy fail at 1 x 1
         values, vectors = linalg.eigh(gram, lower=False, driver=driver, overwrite_a=True)
         own = 1.0 if scale is None else np.square(scale) @ np.square(vectors)
+        # The constant column's moments were subtracted in part, and bring their own noise.
         noise = sigma**2 * (own + np.square(vectors.T @ column))
+        # A Gram matrix has no negative eigenvalue but by rounding, with which a filter may divide
+        # by zero.
         spectrum = Spectrum(np.maximum(values, 0.0), vectors, vectors.T @ moments, noise, k_eff)
         return cls(spectrum, sigma, column, count, last, scale)
 
@@ -322,6 +327,7 @@ class SampleScores:
         if error <= 0.0:
             return min(agreement, ceiling)
         place = (ceiling - agreement) / error
+        # Far above the ceiling both densities underflow, but not their logarithms.
         ratio = float(np.exp(stats.norm.logpdf(place) - stats.norm.logcdf(place)))
         below = agreement - error * ratio
         return min(below, ceiling)  # rounding may exceed it for an estimate far above

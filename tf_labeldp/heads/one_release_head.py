@@ -276,13 +276,17 @@ class OneReleaseHead(Head):
     ) -> tuple[Fit, tuple[Receipt, ...]]:
         """Releases the moments of the labels with these rows; returns the fit and its receipts.
 
-        Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm is the
-        largest weight, or bounds the change by all labels of a user. Laplace noise uses the L1 norm
-        of the longest row. In source.release the mechanism adds the noise.
+        Sensitivity: the moments are a sum over examples of a row times the code of its label. A
+        replaced label changes one term, by the norm of its row times the distance of two codes.
+        Rows have L2 norm one, times their weight; the mechanism's max_norm is the largest weight,
+        or bounds the change by all labels of a user. Laplace noise uses the L1 norm of the longest
+        row. In source.release the mechanism refuses a longer row, and adds the noise.
         """
         by_user = source.vault.unit == "user"
         if by_user:
             terms, scaled = terms.for_users(scaled, np.asarray(source.vault.users))
+        # Scaling and scan read features and weights, and no label. So all that they find is public:
+        # norms may set the noise, and Gram matrix and sample serve the fit, at no cost.
         scanned = scaled.scan(terms.solver.sample_rows)
         if not by_user:
             terms = terms.for_l1(scanned.max_l1)

@@ -97,6 +97,8 @@ class Scaling:
 
     def with_unit_norm(self, mapped: np.ndarray) -> np.ndarray:
         """Returns the scaled rows of a result of ``mapped``."""
+        # In double precision also after a map in single precision: the mechanism refuses a row that
+        # is longer than its bound by more than 1e-9.
         out = np.empty((len(mapped), self.width))
         length = math.sqrt(1.0 + self.intercept**2)
         out[:, self.width - bool(self.intercept) :] = self.intercept / length
