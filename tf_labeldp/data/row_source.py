@@ -1,4 +1,4 @@
-"""Public features that are read by row number: arrays, nested arrays, and row sources."""
+"""Public features that are read by row number: arrays, nested arrays, and indexed sources."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RowSource:
 
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
         """Returns buffers (buffer_rows, ...) with these rows, then copies of row 0."""
-        # Row sources are read in increasing order, each row once, which suits files on disk.
+        # Indexed sources are read in increasing order, each row once, which suits files on disk.
         distinct, places = np.unique(rows, return_inverse=True)
         sources: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():

@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
-from tf_labeldp.estimation._posterior import empty_targets, number_priors, rows_of_the_draw
+from tf_labeldp.estimation._posterior import empty_targets, number_priors, priors_of_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ChannelMechanism,
@@ -144,7 +144,7 @@ def _of_classes(
             return _set_weights(mechanism, noisy)
         if not isinstance(mechanism, SetResponse):
             return channel_inverse(mechanism.transition_matrix())[noisy]
-    prior = rows_of_the_draw(mechanism, priors, noisy.size)
+    prior = priors_of_draw(mechanism, priors, noisy.size)
     if isinstance(mechanism, PriorResampling):
         return _resampling_weights(mechanism, noisy, prior, beta)
     if not isinstance(mechanism, SetResponse):

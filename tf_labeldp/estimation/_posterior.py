@@ -110,7 +110,7 @@ def likelihoods(
             "Use debiased labels."
         )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
-    rows = rows_of_the_draw(mechanism, priors, noisy.size)
+    rows = priors_of_draw(mechanism, priors, noisy.size)
     found = empty_targets(mechanism, noisy.size)
     for chunk in row_chunks(found.shape):
         prior = rows.of_labels(chunk) if mechanism.uses_priors else None
@@ -118,9 +118,7 @@ def likelihoods(
     return found
 
 
-def rows_of_the_draw(
-    mechanism: ClassificationMechanism | ALIBI, priors: Any, size: int
-) -> PriorRows:
+def priors_of_draw(mechanism: ClassificationMechanism | ALIBI, priors: Any, size: int) -> PriorRows:
     """Returns the priors of n labels; None means uniform, unless the mechanism uses priors."""
     if priors is None and mechanism.public_input == "priors":
         raise ValueError(
@@ -140,7 +138,7 @@ def empty_targets(mechanism: ClassificationMechanism | ALIBI, size: int) -> np.n
 
 def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
-    rows = rows_of_the_draw(mechanism, priors, noisy.size)
+    rows = priors_of_draw(mechanism, priors, noisy.size)
     found = empty_targets(mechanism, noisy.size)
     for chunk in row_chunks(found.shape):
         prior = rows.of_labels(chunk)
@@ -199,7 +197,7 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
         raise ValueError(
             f"noisy_labels must be finite, but {wrong} of {rows.size} entries are not."
         )
-    checked = rows_of_the_draw(mechanism, priors, len(rows))
+    checked = priors_of_draw(mechanism, priors, len(rows))
     found = empty_targets(mechanism, len(rows))
     for chunk in row_chunks(rows.shape):
         noisy, prior = rows[chunk].astype(np.float64), checked.of_labels(chunk)

@@ -34,7 +34,7 @@ from tf_labeldp.features.reader import (
     finds_columns,
     function_of,
     in_memory,
-    is_row_source,
+    is_indexed_source,
     parts_of,
     refuse_endless,
     stacked,
@@ -184,7 +184,7 @@ class PublicEncoder(FeatureMap):
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
-        if isinstance(X, Dataset) or is_row_source(X) or not self._fitted_with:
+        if isinstance(X, Dataset) or is_indexed_source(X) or not self._fitted_with:
             return None
         keys = _row_keys(X)
         return None if keys is None else self._kept.take(keys)

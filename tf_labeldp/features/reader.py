@@ -185,14 +185,14 @@ class FeatureRows:
         """Returns rows of the raw inputs in their own type, by their numbers."""
         if isinstance(self._inputs, (dict, tuple)):
             return map_parts(lambda part: np.asarray(part)[places], self._inputs)
-        if is_row_source(self._inputs):
+        if is_indexed_source(self._inputs):
             return self._inputs[places]
         if isinstance(self._inputs, ArrowTable):
             return self._inputs.take(places)
         return _safe_indexing(self._inputs, places)
 
     def parts(self, function: Setting[Callable[[Any], Any]]) -> Any:
-        """Returns a function's results for arrays, CSR matrices and row sources.
+        """Returns a function's results for arrays, CSR matrices and indexed sources.
 
         They are in the dicts and tuples of the inputs.
         """
@@ -466,9 +466,9 @@ def parts_of(inputs: Any) -> list[Any]:
 
 
 def indexable(part: Any) -> Any:
-    """Returns an input that is read by row number: an array, a CSR matrix, or a row source.
+    """Returns an input that is read by row number: an array, a CSR matrix, or an indexed source.
 
-    A row source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
+    A source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
     """
     if sparse.issparse(part):
         return part.tocsr()
@@ -496,7 +496,7 @@ def indexable(part: Any) -> Any:
 
 
 def in_memory(part: Any) -> Any:
-    """Returns all rows of an input as an array or a CSR matrix; a row source is read."""
+    """Returns all rows of an input as an array or a CSR matrix; an indexed source is read."""
     rows = indexable(part)
     if sparse.issparse(rows):
         return rows
@@ -558,7 +558,7 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
     return function(*structures)
 
 
-def is_row_source(inputs: Any) -> bool:
+def is_indexed_source(inputs: Any) -> bool:
     """Returns whether inputs are an object that gives its rows by their numbers alone."""
     known = (list, tuple, Mapping, Shaped, Frame)
     return isinstance(inputs, Indexed) and not isinstance(inputs, known)

@@ -149,28 +149,26 @@ class BootstrappedHead(Head):
         Raises:
             BudgetExceededError: the vault's budget does not allow all releases; none was made.
         """
-        public = public_input(X, self.network, self.views)
-        inputs = self._inputs(public.value[0])
+        arguments = public_input(X, self.network, self.views)
+        inputs = self._inputs(arguments.value[0])
         heads = self._heads(FeatureRows(inputs).num_inputs, y)
         self._check_inputs(inputs)
         use = NamedUse(y, self.key)
-        with use.reserve(public_input(public, self.encoder).with_value(self)):
-            return self._fit_within(heads, public, inputs, use)
+        with use.reserve(public_input(arguments, self.encoder).with_value(self)):
+            return self._fit_within(heads, arguments.with_value(inputs), use)
 
     def _fit_within(
         self: _Self,
         heads: list[PrivateLogisticRegression],
-        public: PublicInput[Any],
-        inputs: Any,
+        arguments: PublicInput[Any],
         use: NamedUse,
     ) -> _Self:
         """Fits within the reservation of all releases."""
         from scipy import special
 
         y = use.labels
-        fitted = fitted_encoder(self.encoder, public.with_value(inputs))
-        public = public_input(public, fitted)
-        encoder = public.value[1]
+        public = public_input(arguments, fitted_encoder(self.encoder, arguments))
+        inputs, encoder = public.value
         if encoder is None and not isinstance(inputs, np.ndarray):
             first = _standardized(inputs)
         else:

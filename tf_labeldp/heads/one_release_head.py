@@ -239,8 +239,8 @@ class OneReleaseHead(Head):
         Each call with an array of labels makes a new release. Fits of a process on the same rows
         (cross-validation, a search) are recognised, and the statement composes them.
         """
-        public = public_input(X, sample_weight, self.class_weight)
-        X, sample_weight, _ = public.value
+        arguments = public_input(X, sample_weight, self.class_weight)
+        X, sample_weight, _ = arguments.value
         X = self._checked_inputs(X, encoder=self.encoder)
         # Reading features takes time, so labels in an array or a vault are checked first.
         self._check_arguments()
@@ -249,7 +249,7 @@ class OneReleaseHead(Head):
         raw = FeatureRows(X)
         if source is not None and takes_raw and not raw.is_dataset:
             _validate.one_label_per_row(raw.num_inputs, len(source.vault))
-        public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
+        public = public_input(arguments, fitted_encoder(self.encoder, arguments.with_value(X)))
         encoder = public.value[1]
         inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes, weights=sample_weight)
         if source is not None and inputs.num_rows is not None:
