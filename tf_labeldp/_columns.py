@@ -228,7 +228,7 @@ class Column:
             return _array_of(values)
         if Column.is_dictionary(values):
             # For a missing entry of an Arrow dictionary, NumPy would read its first value.
-            return _objects(values.to_pylist())
+            return Column.objects(values.to_pylist())
         if isinstance(values, _Tensor):
             on_cpu = values.detach().cpu() if isinstance(values, _TorchTensor) else values
             values = on_cpu.numpy()
@@ -236,6 +236,11 @@ class Column:
         if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
             array = array.astype(np.float32)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    @staticmethod
+    def objects(entries: Any) -> np.ndarray:
+        """Returns an array of objects (n,), one per entry: lists and tuples are not expanded."""
+        return np.fromiter(entries, dtype=object, count=len(entries))
 
     @staticmethod
     def unmasked(value: Any) -> Any:
@@ -246,16 +251,7 @@ class Column:
         if value is np.ma.masked:
             return np.nan
         if isinstance(value, np.ma.MaskedArray):
-            if value.dtype.names:  # Its columns are masked arrays, which are read one by one.
-                return value
-            mask = np.ma.getmaskarray(value)
-            if not mask.any():
-                return np.asarray(value.data)
-            kind = value.dtype.kind
-            dtype: Any = np.float64 if kind in "biu" else value.dtype if kind in "fcMm" else object
-            filled = np.array(value.data, dtype=dtype)
-            filled[mask] = "NaT" if kind in "Mm" else None if dtype is object else np.nan
-            return filled
+            return _filled(value)
         if type(value) is dict:
             parts = {name: Column.unmasked(part) for name, part in value.items()}
             return parts if any(parts[name] is not value[name] for name in value) else value
@@ -273,6 +269,20 @@ def type_in_words(array: np.ndarray) -> str:
     kinds = set(map(type, array.ravel().tolist())) if array.dtype.kind == "O" else set()
     is_text = array.dtype.kind == "U" or (kinds and all(issubclass(each, str) for each in kinds))
     return "texts" if is_text else f"dtype {array.dtype}"
+
+
+def _filled(masked: np.ma.MaskedArray) -> np.ndarray:
+    """Returns an array with NaN, NaT or None for masked entries; records stay as they are."""
+    if masked.dtype.names:  # Its columns are masked arrays, which are read one by one.
+        return masked
+    mask = np.ma.getmaskarray(masked)
+    if not mask.any():
+        return np.asarray(masked.data)
+    kind = masked.dtype.kind
+    dtype: Any = np.float64 if kind in "biu" else masked.dtype if kind in "fcMm" else object
+    filled = np.array(masked.data, dtype=dtype)
+    filled[mask] = "NaT" if kind in "Mm" else None if dtype is object else np.nan
+    return filled
 
 
 def _kind(kind: type) -> str:
@@ -293,17 +303,12 @@ def _array_of(values: Any) -> np.ndarray:
         array = np.asarray(values)
         if names != {"whole numbers"} or array.dtype.kind in "iu":
             return array
-    return _objects(values)
+    return Column.objects(values)
 
 
 def _has_rows(kind: type) -> bool:
     is_scalar = issubclass(kind, np.generic)
     return issubclass(kind, list) or (issubclass(kind, _HasArray) and not is_scalar)
-
-
-def _objects(values: Any) -> np.ndarray:
-    """Returns an array of objects (n,), one per entry: tuples are not expanded."""
-    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _missing_in(array: np.ndarray) -> np.ndarray:

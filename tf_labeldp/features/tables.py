@@ -46,7 +46,7 @@ def as_table(inputs: Any) -> Any:
                 f"{type(others[0]).__name__}. Give one dict per example."
             )
         names = dict.fromkeys(name for row in inputs for name in row)
-        return {name: _objects([row.get(name) for row in inputs]) for name in names}
+        return {name: Column.objects([row.get(name) for row in inputs]) for name in names}
     return inputs
 
 
@@ -112,7 +112,7 @@ def _as_array(column: Any) -> np.ndarray:
         return Column.array_of(column)
     # NumPy would turn numbers next to texts into texts.
     has_texts = any(isinstance(entry, str) for entry in column)
-    return _objects(list(column)) if has_texts else np.asarray(column)
+    return Column.objects(list(column)) if has_texts else np.asarray(column)
 
 
 def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dict[str, np.ndarray]:
@@ -354,7 +354,7 @@ class _Entries:
         return _days(self._filled("NaT", np.array(self.present, "timedelta64[us]")))
 
     def texts(self) -> np.ndarray:
-        return self._filled("", _objects(list(map(str, self.present))))
+        return self._filled("", Column.objects(list(map(str, self.present))))
 
     def _filled(self, missing: Any, present: np.ndarray) -> np.ndarray:
         found = np.full(self.is_missing.shape, missing, present.dtype)
@@ -371,11 +371,6 @@ _READERS: tuple[tuple[Any, Callable[[_Entries], np.ndarray]], ...] = (
     (_WORDS, _Entries.texts),
 )
 """How a column of objects is read, by the types of its present entries: the first that fits all."""
-
-
-def _objects(entries: list[Any]) -> np.ndarray:
-    """Returns an array of objects (n,), one per entry: lists are not expanded."""
-    return np.fromiter(entries, dtype=object, count=len(entries))
 
 
 def _without_zone(day: Any) -> Any:

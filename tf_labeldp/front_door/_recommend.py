@@ -210,25 +210,10 @@ def recommend(
     kind = _validate.one_of("kind", kind, tuple(_LARGEST_MEASURED))
     if num_classes is not None:
         num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
-    name, method, reason = kind, "head", kind
     if own_model:
-        name = method = reason = "model"
-    elif num_classes is not None and num_classes > _MANY_CLASSES:
-        name, reason = "many classes", "many"
-    elif kind == "table" and num_classes is None:
-        name = "table of numbers"
-        if PrivateBoosting.worth(num_examples, epsilon) >= _RESIDUALS_FROM:
-            method, reason = "boosting", "residuals"
-    elif kind == "table" and num_classes is not None:
-        # Each class has a column of noise in a head's release, and a share of the labels; but trees
-        # share the labels among many classes, too.
-        signal = (
-            0.5
-            * min(num_classes, _MOST_COUNTED)
-            * PrivateBoosting.worth(num_examples, epsilon, num_classes)
-        )
-        if signal >= _BOOSTING_FROM:
-            method = reason = "boosting"
+        name, method, reason = "model", "model", "model"
+    else:
+        name, method, reason = _head_or_trees(epsilon, num_examples, kind, num_classes)
     table = _measured()[name]
     levels = [float(level) for level in table["epsilons"]]
     nearest = min(range(len(levels)), key=lambda level: abs(math.log(levels[level] / epsilon)))
@@ -252,6 +237,24 @@ def recommend(
         tuple(_remarks(name, kind, epsilon, num_examples, num_classes)),
         "" if reference is None else reference.words,
     )
+
+
+def _head_or_trees(
+    epsilon: float, num_examples: int, kind: str, num_classes: int | None
+) -> tuple[str, str, str]:
+    """Returns the table with the measurements, the method, and the name of its reasons."""
+    if num_classes is not None and num_classes > _MANY_CLASSES:
+        return "many classes", "head", "many"
+    if kind != "table":
+        return kind, "head", kind
+    if num_classes is None:
+        pays = PrivateBoosting.worth(num_examples, epsilon) >= _RESIDUALS_FROM
+        return "table of numbers", *(("boosting", "residuals") if pays else ("head", "table"))
+    # Each class has a column of noise in a head's release, and a share of the labels; but trees
+    # share the labels among many classes, too.
+    worth = PrivateBoosting.worth(num_examples, epsilon, num_classes)
+    pays = 0.5 * min(num_classes, _MOST_COUNTED) * worth >= _BOOSTING_FROM
+    return "table", *(("boosting", "boosting") if pays else ("head", "table"))
 
 
 def _remarks(
