@@ -89,16 +89,18 @@ def with_means(
         if coder.hashed_.get(column.name, 0) <= _PER_BUCKET * coder.most_categories:
             continue
         values = table[column.name]
-        known = type(column).learn(column.name, values, None, by_frequency=True)
-        places = known.places(values)
-        counts = np.bincount(places, minlength=known.width + 1)[1:]
+        encoder = type(column).learn(column.name, values, None, by_frequency=True)
+        places = encoder.places(values)
+        counts = np.bincount(places, minlength=encoder.width + 1)[1:]
         kept = int(np.count_nonzero(counts >= _LEAST_ROWS))
         if not kept:
             continue
-        known = dataclasses.replace(known, vocabulary=known.vocabulary[:kept], num_categories=kept)
+        encoder = dataclasses.replace(
+            encoder, vocabulary=encoder.vocabulary[:kept], num_categories=kept
+        )
         places = np.where(places > kept, 0, places)[labels.places]
         means, encoded[place] = _means(places, kept + 1, moments, parts)
-        columns[place] = MeanColumn(known, means, receipts)
+        columns[place] = MeanColumn(encoder, means, receipts)
     found = copy.copy(coder)
     found.columns_ = tuple(columns)
     found.categorical_ = coder.categorical_.copy()

@@ -195,10 +195,10 @@ class Trees:
         left, missing = value <= nodes.threshold[node], np.isnan(value)
         if self.category_sets.size:
             row = nodes.category_set[node]
-            known = (value >= 0) & (value < self.category_sets.shape[1])
-            members = self.category_sets[row, np.where(known, value, 0).astype(np.int64)]
+            is_category = (value >= 0) & (value < self.category_sets.shape[1])
+            members = self.category_sets[row, np.where(is_category, value, 0).astype(np.int64)]
             left = np.where(row >= 0, members, left)
-            missing = np.where(row >= 0, ~known, missing)
+            missing = np.where(row >= 0, ~is_category, missing)
         return np.where(missing, nodes.missing_left[node], left)
 
     def _exact_parts(self) -> tuple[np.ndarray, np.ndarray]:

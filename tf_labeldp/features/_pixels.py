@@ -339,20 +339,20 @@ def _check_range(
         return
     words = {value: key for key, value in _RANGES.items()}
     own = _application_of(model)
-    known: Any = _leading_range(model)
-    if own is not None and known is None:
+    model_range: Any = _leading_range(model)
+    if own is not None and model_range is None:
         kernel, bias = _preprocessing(own)
         limits = np.stack([bias, 255.0 * kernel.sum(axis=0) + bias])
-        known = (float(limits.min()), float(limits.max()))
-        if known == found:
+        model_range = (float(limits.min()), float(limits.max()))
+        if model_range == found:
             return
         mend = f"pixel_range={own!r}"
         expected = f"pixels as keras.applications preprocesses them for {own}"
-    elif known is not None:
-        if known == found:
+    elif model_range is not None:
+        if model_range == found:
             return
-        mend = f"pixel_range={tuple(int(end) for end in known)}"
-        expected = f"pixels of {words[known]}"
+        mend = f"pixel_range={tuple(int(end) for end in model_range)}"
+        expected = f"pixels of {words[model_range]}"
     elif found[1] == 255.0:
         raise ValueError(
             f"expected to know the range of pixels that the encoder {name!r} takes, got images of "

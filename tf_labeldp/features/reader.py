@@ -560,8 +560,8 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
 
 def is_indexed_source(inputs: Any) -> bool:
     """Returns whether inputs are an object that gives its rows by their numbers alone."""
-    known = (list, tuple, Mapping, Shaped, Frame)
-    return isinstance(inputs, Indexed) and not isinstance(inputs, known)
+    containers = (list, tuple, Mapping, Shaped, Frame)
+    return isinstance(inputs, Indexed) and not isinstance(inputs, containers)
 
 
 def stacked(parts: list[Any]) -> Any:

@@ -297,8 +297,8 @@ class BootstrappedHead(Head):
         _validate.positive_finite("epsilon", self.epsilon)
         if self.draw_share is not None:
             _validate.number_in("draw_share", self.draw_share, "[0, 1)")
-        given = self._shares(labels.group_size)
-        shares = [_validate.positive_finite("shares", share) for share in given]
+        size = labels.group_size
+        shares = [_validate.positive_finite("shares", share) for share in self._shares(size)]
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
                 f"shares must be one number per release and sum to one, got {self.shares}."

@@ -222,8 +222,8 @@ class HeadResidualRandomizer(Randomizer):
 
     The head takes the part of the labels that a linear model of the features explains, at the small
     noise of one release. Residuals are far narrower than labels, so that bins of a noisy residual
-    say more: trees on them, from the head on, beat trees on noisy labels. One draw serves any
-    number of models; ``noisy.debiased()`` and ``posterior()`` are estimates of the labels.
+    carry more information: trees on them, from the head on, beat trees on noisy labels. One draw
+    serves any number of models; ``noisy.debiased()`` and ``posterior()`` estimate the labels.
 
     Guarantee:
         Head, its predictions and noisy labels together are (epsilon, delta)-label-DP for the
