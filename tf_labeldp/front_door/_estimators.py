@@ -86,6 +86,7 @@ _NO_LIGHTGBM = Message.of(
     ".",
 )
 _LEAST_NORM = np.float32(1e-12)
+"""The least length as a divisor: a row that equals the mean stays zero."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -20,6 +20,7 @@ from tf_labeldp.mechanisms.integer_noise import gaussian_scale, with_noise
 _STEPS = 1 << 28
 """Steps per vote of the grid on which noise is drawn."""
 NO_ANSWER = -1
+"""In place of a class where the vote did not pass the threshold: learners leave it out."""
 
 
 @dataclasses.dataclass(frozen=True)

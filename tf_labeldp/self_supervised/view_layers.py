@@ -17,6 +17,7 @@ from keras import ops
 from tf_labeldp.accounting import Setting
 
 _GREY = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a grey value, by ITU-R BT.601 as in Pillow."""
 # FixMatch's list, colours first.
 OPERATIONS = (
     "identity",

@@ -18,6 +18,7 @@ from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targe
 from tf_labeldp.vault import Classes
 
 _SMALL = 1e-8
+"""Keeps divisors and the arguments of logarithms above zero."""
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

@@ -35,9 +35,9 @@ Sums = dict[str, Any]
 
 _RUNNING: dict[str, Any] = {}
 """Locks of the releases whose pipelines this process runs, by their file of sums."""
-_BATCH_ROWS = 4096
-_GRAM_BITS = 20
-"""The grid has 2^20 steps per ``max_norm``: products over a batch stay below 2^53."""
+_BATCH_ROWS, _GRAM_BITS = 1 << 12, 20
+"""Rows per batch, and the bits of a row's largest entry on the grid of ``max_norm / 2^20``: the sum
+of 2^12 products of two entries is at most 2^52, and doubles are exact up to 2^53."""
 
 
 class ExactSums(beam.PTransform, abc.ABC):

@@ -33,6 +33,7 @@ _SAMPLE_BYTES = 1 << 28
 _LEAST_SAMPLE = 1 << 13
 """Rows of the sample, at least, where rows are wide."""
 _BATCH_ROWS = 4096
+"""Pairs of a bundle that wait to be merged, which bounds a worker's memory."""
 
 
 class FitPrivateHead:

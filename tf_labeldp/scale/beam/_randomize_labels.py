@@ -18,6 +18,7 @@ from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey
 from tf_labeldp.vault.row_ids import RowIds
 
 _BATCH_ROWS = 1 << 14
+"""The most rows whose labels are drawn at a time, which bounds a worker's memory."""
 _SHARDS = 64
 """Shards of the digests of ids; repeats are in the same shard."""
 _NOTHING = (0, False, False)
