@@ -558,9 +558,12 @@ class PoissonBatches:
         )
 
     def __repr__(self) -> str:
-        names = ["num_examples", "sampling_probability", "steps", "buffer_size"]
-        names += ["privacy_unit", "group_size", "seeded"]
-        return f"PoissonBatches({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        return (
+            f"PoissonBatches(num_examples={self.num_examples}, "
+            f"sampling_probability={self.sampling_probability!r}, steps={self.steps}, "
+            f"buffer_size={self.buffer_size}, privacy_unit={self.privacy_unit!r}, "
+            f"group_size={self.group_size}, seeded={self.seeded})"
+        )
 
 
 def open_for_training(

@@ -208,10 +208,10 @@ class PatchDictionary(FeatureMap):
         )
 
     def _checked_sides(self) -> tuple[int, ...]:
-        for name in ("num_atoms", "pooling"):
-            _validate.integer_at_least(name, getattr(self, name), 1)
-        for name in ("whitening", "contrast"):
-            _validate.positive_finite(name, getattr(self, name))
+        _validate.integer_at_least("num_atoms", self.num_atoms, 1)
+        _validate.integer_at_least("pooling", self.pooling, 1)
+        _validate.positive_finite("whitening", self.whitening)
+        _validate.positive_finite("contrast", self.contrast)
         _validate.number_in("threshold", self.threshold, "[0, inf)")
         size = self.patch_size
         sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
