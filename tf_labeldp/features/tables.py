@@ -334,7 +334,7 @@ class _Entries:
         for kinds, read in _READERS:
             if self.are(kinds) and not (is_category and kinds is _NUMBERS):
                 return read(self)
-        other = next(each for each in self._types if not issubclass(each, _WORDS))
+        other = next(type(entry) for entry in self.present if not isinstance(entry, _WORDS))
         raise TypeError(
             f"column {name!r} must be numbers, text or dates, got {other.__module__}."
             f"{other.__name__}. Convert it, or leave it out."
@@ -346,7 +346,6 @@ class _Entries:
         return self._filled(np.nan, np.array(self.present, np.float64))
 
     def dates(self) -> np.ndarray:
-        # NumPy takes no time with a zone.
         days = [_without_zone(entry) for entry in self.present]
         return _days(self._filled("NaT", np.array(days, "datetime64[us]")))
 
