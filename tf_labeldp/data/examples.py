@@ -47,7 +47,8 @@ def indexed(part: Any) -> Any:
         try:
             one_by_one[some]
         except Exception:
-            return part  # The error of an array of numbers is more precise.
+            # Reading it raises the error for an array of row numbers, the way that is documented.
+            return part
         return one_by_one
     return part
 
