@@ -11,19 +11,18 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 from tf_labeldp.estimation._posterior import empty_targets, number_priors, priors_of_draw
 from tf_labeldp.mechanisms import (
-    ALIBI,
-    ChannelMechanism,
     ClassificationMechanism,
     LabelMechanism,
     PeerToPeerRandomizedResponse,
+    PriorMechanism,
     Priors,
     ProjectiveGeometryResponse,
+    RandomizedResponse,
     RegressionMechanism,
     RROnBins,
 )
-from tf_labeldp.mechanisms.classes import SetResponse, row_chunks, top_k_members
+from tf_labeldp.mechanisms.classes import row_chunks, top_k_members
 from tf_labeldp.mechanisms.clusters import PriorResampling
-from tf_labeldp.mechanisms.numbers import AdditiveMechanism
 from tf_labeldp.mechanisms.priors import PriorRows
 
 _MAX_CONDITION = 1e12
@@ -106,32 +105,19 @@ def debiased(
     if isinstance(mechanism, RegressionMechanism):
         numbers = _of_numbers(mechanism, noisy_labels, priors)
         return priors.shifted(numbers) if isinstance(priors, Priors) else numbers
-    if isinstance(mechanism, ALIBI):
-        return np.array(noisy_labels, dtype=np.float64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):
         alpha = mechanism.flip_probability
         channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
         return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
-    raise _unknown_bias(mechanism)
+    mechanism.check_unbiased()
+    return np.array(noisy_labels, dtype=np.float64)
 
 
 def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     if isinstance(mechanism, RROnBins):
         return _of_bins(mechanism, noisy_labels, priors)
-    if isinstance(mechanism, AdditiveMechanism) and mechanism.clip:
-        raise ValueError(
-            f"{mechanism!r} clips its noisy labels, a bias that cannot be undone. Draw with "
-            "clip=False."
-        )
-    is_unbiased = isinstance(mechanism, ChannelMechanism) and mechanism.is_unbiased
-    if isinstance(mechanism, AdditiveMechanism) or is_unbiased:
-        return _validate.real_vector("noisy_labels", noisy_labels)
-    raise _unknown_bias(mechanism)
-
-
-def _unknown_bias(mechanism: LabelMechanism) -> TypeError:
-    name = type(mechanism).__name__
-    return TypeError(f"the bias of labels drawn by {name} is unknown. Use their posterior.")
+    mechanism.check_unbiased()
+    return _validate.real_vector("noisy_labels", noisy_labels)
 
 
 def _of_classes(
@@ -142,12 +128,12 @@ def _of_classes(
         mechanism._refuse_public(priors)
         if isinstance(mechanism, ProjectiveGeometryResponse):
             return _set_weights(mechanism, noisy)
-        if not isinstance(mechanism, SetResponse):
+        if not isinstance(mechanism, RandomizedResponse):
             return channel_inverse(mechanism.transition_matrix())[noisy]
     prior = priors_of_draw(mechanism, priors, noisy.size)
     if isinstance(mechanism, PriorResampling):
         return _resampling_weights(mechanism, noisy, prior, beta)
-    if not isinstance(mechanism, SetResponse):
+    if not isinstance(mechanism, (RandomizedResponse, PriorMechanism)):
         name = type(mechanism).__name__
         raise ValueError(f"the channel of {name} by prior is unknown. Use the posterior.")
     found = empty_targets(mechanism, noisy.size)

@@ -119,6 +119,9 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
         """Returns noisy rows as ``float32`` (size, K), or raises."""
         return self.checked_output(noisy, (size, self.num_classes), "f").astype(np.float32)
 
+    def check_unbiased(self) -> None:
+        """Does nothing: the noise on each entry has mean zero."""
+
     def _noisy_rows(self, classes: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""
         drawn = self._noise_law.draw(classes.size * self.num_classes, rng)

@@ -244,6 +244,11 @@ class ChannelMechanism(WrittenChannel, FiniteMechanism):
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
         return self._units[row, column] / float(UNITS)
 
+    def check_unbiased(self) -> None:
+        """Raises unless the table ``is_unbiased``."""
+        if not self.is_unbiased:
+            super().check_unbiased()
+
     @functools.cached_property
     def is_unbiased(self) -> bool:
         """Whether the mean of the noisy labels of each input is that input, up to rounding."""

@@ -260,6 +260,14 @@ class LabelMechanism(Mechanism):
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` without labels."""
 
+    def check_unbiased(self) -> None:
+        """Raises unless the mean of a label's noisy labels is the label, up to rounding.
+
+        ``NoisyLabels.debiased`` returns the noisy labels of such a mechanism as they are.
+        """
+        name = type(self).__name__
+        raise TypeError(f"the bias of labels drawn by {name} is unknown. Use their posterior.")
+
     def _refuse_public(self, public: Any) -> None:
         if public is not None:
             raise ValueError(

@@ -125,6 +125,14 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
 class AdditiveMechanism(BoundedMechanism):
     """Adds integer noise on the grid, then clips the sum if ``clip``."""
 
+    def check_unbiased(self) -> None:
+        """Raises if noisy labels are clipped; the noise itself has mean zero."""
+        if self.clip:
+            raise ValueError(
+                f"{self!r} clips its noisy labels, a bias that cannot be undone. Draw with "
+                "clip=False."
+            )
+
     @property
     @abc.abstractmethod
     def _noise_law(self) -> ShiftNoise: ...
