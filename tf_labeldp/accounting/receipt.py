@@ -357,6 +357,11 @@ class Receipt:
         return self.labels.size if self.examples is None else self.examples.count
 
     @property
+    def has_cost(self) -> bool:
+        """Whether the cost of the use is known and above zero."""
+        return self.kind != "unknown" and self.charge.event_fields != EventFields.NONE
+
+    @property
     def declares(self) -> tuple[str, ...]:
         """Ids of the receipts of unknown cost that it replaces: none unless it is a declaration."""
         return self.answers if self.kind == "declared" else ()

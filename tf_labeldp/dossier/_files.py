@@ -22,7 +22,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
-from tf_labeldp.vault.records import Record, is_charged
+from tf_labeldp.vault.records import Record
 
 _MADE_BY = re.compile(r"tf-labeldp ([0-9a-z.+]{1,24})( randomize)?")
 """The maker of a file: a version of this library or of its command. A longer one may carry data."""
@@ -83,7 +83,7 @@ class Stores:
 
     def check_receipts(self, receipts: tuple[Receipt, ...], found: Findings) -> None:
         """Compares receipts with the ledgers; those without a cost may be unknown there."""
-        charged = [receipt for receipt in receipts if is_charged(receipt)]
+        charged = [receipt for receipt in receipts if receipt.has_cost]
         missing = [receipt for receipt in charged if receipt.id not in self.receipts]
         found.problems += [f"the store has no receipt for {brief(each.what)}" for each in missing]
         for receipt in charged:
@@ -96,7 +96,7 @@ class Stores:
         made_of = [record.made_of for record in records if record.reservation is None]
         inputs = {receipt.id: receipt for receipt in Receipts.merged(*made_of)} | self.receipts
         for receipt in receipts:
-            if receipt.kind == "unknown" or is_charged(receipt):
+            if receipt.kind == "unknown" or receipt.has_cost:
                 continue
             of_store = inputs.get(receipt.id)
             if of_store is None or of_store.to_json() != receipt.to_json():

@@ -73,6 +73,7 @@ class _Turns:
     def __init__(self, store: LabelStore | None) -> None:
         self._store = store
         self._thread: int | None = None  # that has the turn
+        # A turn may be inside another one of its thread: a draw checks, reserves and charges.
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
@@ -294,6 +295,8 @@ class Ledger:
         record = Record.of(number=len(self.records), **content)
         if self._store is None or self._store.read_only:
             return self._remember(record)
+        # The disk has the charge before memory has it, and before the caller has the output: if an
+        # interrupt comes in between, the next turn reads and counts the record.
         for written in self._store.append(record):
             self._remember(written)
         return record

@@ -28,7 +28,6 @@ from tf_labeldp.accounting import (
     Receipt,
     Receipts,
 )
-from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.receipt import Examples
 from tf_labeldp.mechanisms import Mechanism, Priors
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
@@ -200,14 +199,9 @@ def _rows_of(receipt: Receipt | None) -> np.ndarray:
     return np.asarray(receipt.examples)
 
 
-def is_charged(receipt: Receipt) -> bool:
-    """Returns whether the cost of a use is known and above zero."""
-    return receipt.kind != "unknown" and receipt.charge.event_fields != EventFields.NONE
-
-
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:
     """Returns whether a receipt has a cost that these labels may have to bear."""
-    return is_charged(receipt) and labels.may_be(receipt.labels)
+    return receipt.has_cost and labels.may_be(receipt.labels)
 
 
 def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

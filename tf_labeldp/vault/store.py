@@ -332,6 +332,8 @@ class LabelStore:
         """
         if "forgotten" not in self.header():
             self._replace_header(forgotten={"time": time, "actor": actor})
+        # The header is written first: from then on nothing can be drawn, also if this call is
+        # killed, and a second call erases the rest.
         for pattern in _ERASED:
             for path in self.path.glob(pattern):
                 if path.is_dir() and not path.is_symlink():
@@ -353,6 +355,7 @@ class LabelStore:
     @_validate.clears_frames
     def bind_key(self, secret: bytes) -> None:
         """Binds the store to this key for good; raises if it is bound to another key."""
+        # A digest of 256 random bits reveals nothing of them, so the header need not be secret.
         digest = hashlib.sha256(b"labeldp-key" + secret).hexdigest()
         bound = self.header().get("key")
         if bound is None:
@@ -370,7 +373,8 @@ class LabelStore:
     @contextlib.contextmanager
     def locked(self, check: Callable[[], None] | None = None) -> Iterator[None]:
         """Locks out other processes; ``check`` may refuse the store before any change in it."""
-        if self.read_only:  # Readers leave no trace, so they take no lock.
+        # Readers leave no trace, so they take no lock: a record with content is whole.
+        if self.read_only:
             yield
             return
         if self._label_set is None:
