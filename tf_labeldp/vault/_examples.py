@@ -17,8 +17,8 @@ from tf_labeldp.vault.records import Arrival, Record
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Examples:
-    """Some examples of a vault, numbered from 0: their labels, and their rows in the whole vault.
+class VaultPart:
+    """The whole vault or some of its examples, numbered from 0: their labels, and their rows.
 
     Attributes:
         kind: the kind of the labels.
@@ -45,7 +45,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.sealed) if self.chosen is None else self.chosen.size
 
-    def some(self, indices: Any = None) -> Examples:
+    def some(self, indices: Any = None) -> VaultPart:
         """Returns the examples that public indices or a mask name, in their order; None for all."""
         rows, public = PublicInput.bare(indices), public_input(indices, self.chosen_by)
         part = self.part if rows is None else self.rows[_checked_rows(rows, len(self))]
@@ -67,7 +67,7 @@ class Examples:
             values, indices, mechanism, priors, record.receipts, classes=names, of_part=is_part
         )
 
-    def split(self, second: Examples) -> tuple[Examples, Examples]:
+    def split(self, second: VaultPart) -> tuple[VaultPart, VaultPart]:
         """Returns the other examples, and the second ones, both in the order of the vault."""
         is_second = np.isin(self.rows, second.rows)
         if not 0 < len(second) < len(self):

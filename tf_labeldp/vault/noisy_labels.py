@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 FORMAT = 1
-"""The format of noisy labels; ``FORMAT`` in accounting/receipts.py says when it rises."""
+"""The format of noisy labels; CONTRIBUTING.md has the rule by which it rises."""
 _CSV_BLOCK = 1 << 26
 """Bytes of a table parsed at a time, which must hold the longest cell."""
 _TARGETS = ("values", "posterior", "debiased")

@@ -45,7 +45,7 @@ from tf_labeldp.vault._arguments import (
     takes_arguments_of_0_3,
 )
 from tf_labeldp.vault._draws import DrawRequest, Draws, Sealed, assignments_of
-from tf_labeldp.vault._examples import Examples, encoded
+from tf_labeldp.vault._examples import VaultPart, encoded
 from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
@@ -220,7 +220,7 @@ class PrivateLabels(LedgerOwner):
             arrivals = self._store.arrivals(len(array), first.rows)
         if keyed is not None:
             keyed.open(ledger, self._store)
-        self._examples = Examples(of_labels, Sealed(array, arrivals), missing.with_value(None))
+        self._examples = VaultPart(of_labels, Sealed(array, arrivals), missing.with_value(None))
         drawn = Draws(self._examples.sealed, of_labels, ledger, insecure_seed, keyed)
         self._uses = LedgerOfExamples(ledger, drawn, self._examples)
         self._uses.note_arrivals()
@@ -229,10 +229,10 @@ class PrivateLabels(LedgerOwner):
             self._set_examples(self._examples.some(some))
         self.adopt(Receipts.merged(source.receipts, missing.receipts, owners.receipts))
 
-    def _set_examples(self, examples: Examples) -> None:
+    def _set_examples(self, examples: VaultPart) -> None:
         self._examples, self._uses = examples, self._uses.of(examples)
 
-    def _part(self, examples: Examples) -> PrivateLabels:
+    def _part(self, examples: VaultPart) -> PrivateLabels:
         part = object.__new__(PrivateLabels)
         part._store, part._uses = self._store, self._uses
         part._set_examples(examples)
@@ -246,7 +246,7 @@ class PrivateLabels(LedgerOwner):
         chosen = public_input(examples.chosen_by, predictions).with_value(None)
         kind = Numbers(-largest, largest, clip=True)
         sealed = examples.sealed.residuals(shift, largest)
-        view = self._part(Examples(kind, sealed, chosen, examples.rows))
+        view = self._part(VaultPart(kind, sealed, chosen, examples.rows))
         draws = uses.draws.of_residuals(sealed, shift, kind)
         view._uses = LedgerOfExamples(uses.ledger, draws, view._examples)
         return view

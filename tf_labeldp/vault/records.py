@@ -34,7 +34,7 @@ from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 
 FORMAT = 4
-"""The format of a store; ``FORMAT`` in accounting/receipts.py says when it rises. 0.3 wrote 3, and
+"""The format of a store; CONTRIBUTING.md has the rule by which it rises. 0.3 wrote 3, and
 refuses 4: it does not know the place in ``last-record``."""
 _OF_0_2, _OLDEST = 2, 3
 """The format of a store of 0.2, and the oldest that is read, of a store as of a record."""

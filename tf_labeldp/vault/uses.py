@@ -14,7 +14,7 @@ from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt, Rece
 from tf_labeldp.accounting.planned_uses import ChainedUse
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault._draws import DrawRequest, Draws
-from tf_labeldp.vault._examples import Examples
+from tf_labeldp.vault._examples import VaultPart
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 
@@ -129,7 +129,7 @@ class NamedUse:
         with self._uses.ledger.turn():
             self._uses.check(self._uses.draws.not_recorded(self.planned(mechanism)))
 
-    def planned(self, use: Any, examples: Examples | None = None) -> list[PlannedUse]:
+    def planned(self, use: Any, examples: VaultPart | None = None) -> list[PlannedUse]:
         """Returns the uses to reserve for an argument of ``PrivateLabels.reserve``.
 
         ``examples`` are some of these labels; None takes all.
@@ -156,10 +156,10 @@ class LedgerOfExamples:
 
     __slots__ = ("_examples", "draws", "ledger")
 
-    def __init__(self, ledger: Ledger, draws: Draws, examples: Examples) -> None:
+    def __init__(self, ledger: Ledger, draws: Draws, examples: VaultPart) -> None:
         self.ledger, self.draws, self._examples = ledger, draws, examples
 
-    def of(self, examples: Examples) -> LedgerOfExamples:
+    def of(self, examples: VaultPart) -> LedgerOfExamples:
         """Returns the uses of other examples, by the same ledger."""
         return LedgerOfExamples(self.ledger, self.draws, examples)
 
@@ -213,7 +213,7 @@ class LabelsTogether:
     """Vaults, or one, that are used together: row i of each has labels of the same example."""
 
     def __init__(self, vaults: Sequence[Any]) -> None:
-        self._vaults: list[tuple[LedgerOfExamples, Examples]] = [
+        self._vaults: list[tuple[LedgerOfExamples, VaultPart]] = [
             (vault._uses, vault._examples) for vault in vaults
         ]
 
