@@ -95,6 +95,8 @@ def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its boun
         )
     delta = _validate.number_in("delta", 0.0 if delta is None else delta, "[0, 1)")
     rng = np.random.default_rng(seed)
+    # The labels and the event are chosen on half of the draws, and the bound is that of the others:
+    # on the draws that chose the event, its bound would be too high.
     first = draws // 2 // values.size
     drawn = _drawn(draw, np.repeat(values, first), rng)
     if family is None:
@@ -167,6 +169,7 @@ def audit_training(
         raise ValueError(f"canaries must be in 1..{trained.size} (examples), got {canaries}.")
     rng = np.random.default_rng(seed)
     chosen = rng.choice(trained.size, canaries, replace=False)
+    # Two different classes in random order, so that scores that favour a class reveal no coin.
     pairs = np.stack([rng.integers(num_classes, size=canaries)] * 2, axis=1)
     pairs[:, 1] += rng.integers(1, num_classes, size=canaries)
     pairs %= num_classes

@@ -84,6 +84,8 @@ def project_onto_span(
     scale = dot(first, first)
     goal = tf.cast(tolerance, dtype) ** 2 * scale
 
+    # The norm of the normal equations' residual need not fall in each step, unlike the distance to
+    # the projection: the last step is the best, whichever criterion ends the loop.
     def unfinished(products: Any, *others: Any) -> Any:
         return (products + 2 <= max_products) & (others[-1] > goal)
 

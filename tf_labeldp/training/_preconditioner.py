@@ -97,7 +97,8 @@ class GaussNewton(Stateful):
         self, averages: Any, shapes: list[tuple[int, ...]], are_tables: list[bool]
     ) -> list[Coordinates]:
         sizes = [float(math.prod(shape)) for shape in shapes]
-        # Each factor of a weight has the trace of the weight's whole curvature.
+        # Each factor of a weight has the trace of the weight's whole curvature: both M M^T and
+        # M^T M have the trace |M|^2.
         traces = [tf.reduce_sum(_diagonal(sides[-1])) for sides in averages]
         # A model without curvature keeps its coordinates.
         mean = tf.maximum(tf.add_n(traces) / sum(sizes), 1e-30)
@@ -120,6 +121,9 @@ class GaussNewton(Stateful):
         if side.shape.rank == 1:
             return tf.math.rsqrt(factor + damping)
         identity = tf.eye(side.shape[0])
+        # The inverse of a Cholesky factor whitens as well as that of a symmetric root, which would
+        # need eigenvalues: they differ by a rotation, which changes neither norms nor the
+        # distribution of the noise.
         root = tf.linalg.cholesky(factor + damping * identity)
         return tf.linalg.triangular_solve(root, identity)
 

@@ -155,6 +155,8 @@ class Spending:
         if run.plans and charge == run.once:
             plan, uses = run.plans.pop(0)
             receipt = dataclasses.replace(receipt, plan=plan, plan_uses=uses)
+        # The receipt is in the ledger before a step may run: a process that dies within the epoch
+        # has charged steps that it did not take, never the reverse.
         self._spend(run, receipt)
         self._guard.admit(run.plan.uses.steps_per_epoch)
 
@@ -244,6 +246,7 @@ class Spending:
 
     def _delta(self, plan: TrainingPlan) -> float:
         if not plan.vaults:
+            # No budget names a delta: n^-1.1 is the usual one below 1 / n.
             return float(plan.uses.num_units) ** -1.1
         budget = min((vault.budget for vault in plan.vaults), key=lambda budget: budget.delta)
         if budget.delta <= 0.0:
