@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 # The schedule of memory and the norms of one layer, which no sum of a model shows.
-from tf_labeldp.gradients._layer_rules import LayerCall, LookupRule, ProductRule, Taps
-from tf_labeldp.gradients.ghost_clipping import clipped_sums, make_schedules
+from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, Taps
+from tf_labeldp.gradients.ghost_clipping import LayerCall, clipped_sums, make_schedules
 from tf_labeldp.plugins import Batch, Clip
 
 BATCH = 10

@@ -15,7 +15,7 @@ import math
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -478,83 +478,6 @@ class TappedLayer:
     first: _Function | None = None
     inner: _Function | None = None
     last: _Function | None = None
-
-
-class LayerCall(NamedTuple):
-    """A rule with the tensors of one call of its layer in a backward pass."""
-
-    # The name of the layer.
-    name: str
-    rule: Rule
-    taps: Taps
-    variables: tuple[Any, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedRule(Rule):
-    """Several calls with the same weights: their gradients add up before the norm.
-
-    Inputs and output gradients are tuples with those of each call, by example.
-    """
-
-    # Of each call: its rule, weights and number of rows per example.
-    calls: tuple[tuple[Rule, tuple[Any, ...], int], ...]
-    variables: tuple[Any, ...]
-    forms_sum = True
-
-    @property
-    def num_weights(self) -> int:
-        return sum(math.prod(variable.shape) for variable in self.variables)
-
-    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
-        sums: dict[int, tf.Tensor] = {}
-        for (rule, variables, _), own in zip(self.calls, self._taps(taps), strict=True):
-            for variable, gradient in zip(variables, rule.plain_gradients(own), strict=True):
-                key = id(variable)
-                sums[key] = sums[key] + gradient if key in sums else gradient
-        return [sums[id(variable)] for variable in self.variables]
-
-    def formed_bytes(self, taps: Taps) -> int:
-        # The sums, and the gradients of one call.
-        return super().formed_bytes(taps) + max(
-            rule.formed_bytes(own)
-            for (rule, _, _), own in zip(self.calls, self._taps(taps), strict=True)
-        )
-
-    def _taps(self, taps: Taps) -> list[Taps]:
-        def flat(values: Any, rows: int) -> Any:
-            return values if rows == 1 else tf.reshape(values, (-1, *values.shape[2:]))
-
-        return [
-            Taps(flat(inputs, rows), flat(gradients, rows), taps.group_size * rows)
-            for (_, _, rows), inputs, gradients in zip(
-                self.calls, taps.inputs, taps.output_gradients, strict=True
-            )
-        ]
-
-
-def shared(calls: Sequence[LayerCall]) -> LayerCall:
-    """Returns one call that stands for several calls with the same weights.
-
-    Their groups are single examples.
-    """
-    first = calls[0]
-    identities = {tuple(map(id, call.variables)) for call in calls}
-    if len(identities) == 1 and all(call.rule == first.rule for call in calls):
-        whole = first.rule.at_all_positions([call.taps for call in calls])
-        if whole is not None:
-            return first._replace(taps=whole)
-
-    def by_example(values: Any, rows: int) -> Any:
-        return values if rows == 1 else tf.reshape(values, (-1, rows, *values.shape[1:]))
-
-    variables = tuple({id(v): v for call in calls for v in call.variables}.values())
-    parts = tuple((call.rule, call.variables, call.taps.group_size) for call in calls)
-    taps = Taps(
-        tuple(by_example(call.taps.inputs, call.taps.group_size) for call in calls),
-        tuple(by_example(call.taps.output_gradients, call.taps.group_size) for call in calls),
-    )
-    return LayerCall(first.name, SharedRule(parts, variables), taps, variables)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_rules import LayerCall, shared
+from tf_labeldp.gradients._layer_rules import Rule, Taps
 from tf_labeldp.gradients.clip import (
     Batch,
     Clip,
@@ -27,8 +28,68 @@ from tf_labeldp.gradients.clip import (
     squared_norms,
     weighted_sum,
 )
-from tf_labeldp.gradients.layer_graph import TappedModel
+from tf_labeldp.gradients.layer_graph import Tap, TappedModel
 from tf_labeldp.gradients.masks import copied
+
+
+class LayerCall(NamedTuple):
+    """A rule with the tensors of one call of its layer in a backward pass."""
+
+    # The name of the layer.
+    name: str
+    rule: Rule
+    taps: Taps
+    variables: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, tap: Tap, output_gradients: Any) -> LayerCall:
+        """Returns the call of a tap, given the gradients of its outputs."""
+        rule = tap.rule
+        inputs, products = rule.factors(tap.inputs, tap.outputs, output_gradients)
+        return cls(tap.name, rule.rule, Taps(inputs, products, rule.rows), rule.variables)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SharedRule(Rule):
+    """Several calls with the same weights: their gradients add up before the norm.
+
+    Inputs and output gradients are tuples with those of each call, by example.
+    """
+
+    # Of each call: its rule, weights and number of rows per example.
+    calls: tuple[tuple[Rule, tuple[Any, ...], int], ...]
+    variables: tuple[Any, ...]
+    forms_sum = True
+
+    @property
+    def num_weights(self) -> int:
+        return sum(math.prod(variable.shape) for variable in self.variables)
+
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        sums: dict[int, tf.Tensor] = {}
+        for (rule, variables, _), own in zip(self.calls, self._taps(taps), strict=True):
+            for variable, gradient in zip(variables, rule.plain_gradients(own), strict=True):
+                key = id(variable)
+                sums[key] = sums[key] + gradient if key in sums else gradient
+        return [sums[id(variable)] for variable in self.variables]
+
+    def formed_bytes(self, taps: Taps) -> int:
+        # The sums, and the gradients of one call.
+        return super().formed_bytes(taps) + max(
+            rule.formed_bytes(own)
+            for (rule, _, _), own in zip(self.calls, self._taps(taps), strict=True)
+        )
+
+    def _taps(self, taps: Taps) -> list[Taps]:
+        def flat(values: Any, rows: int) -> Any:
+            return values if rows == 1 else tf.reshape(values, (-1, *values.shape[2:]))
+
+        return [
+            Taps(flat(inputs, rows), flat(gradients, rows), taps.group_size * rows)
+            for (_, _, rows), inputs, gradients in zip(
+                self.calls, taps.inputs, taps.output_gradients, strict=True
+            )
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +219,31 @@ def _by_weights(calls: Sequence[LayerCall]) -> list[LayerCall]:
         joined = [group for group in groups if weights(group) & weights([call])]
         groups = [group for group in groups if not weights(group) & weights([call])]
         groups.append([*itertools.chain(*joined), call])
-    return [group[0] if len(group) == 1 else shared(group) for group in groups]
+    return [group[0] if len(group) == 1 else _shared(group) for group in groups]
+
+
+def _shared(calls: Sequence[LayerCall]) -> LayerCall:
+    """Returns one call that stands for several calls with the same weights.
+
+    Their groups are single examples.
+    """
+    first = calls[0]
+    identities = {tuple(map(id, call.variables)) for call in calls}
+    if len(identities) == 1 and all(call.rule == first.rule for call in calls):
+        whole = first.rule.at_all_positions([call.taps for call in calls])
+        if whole is not None:
+            return first._replace(taps=whole)
+
+    def by_example(values: Any, rows: int) -> Any:
+        return values if rows == 1 else tf.reshape(values, (-1, rows, *values.shape[1:]))
+
+    variables = tuple({id(v): v for call in calls for v in call.variables}.values())
+    parts = tuple((call.rule, call.variables, call.taps.group_size) for call in calls)
+    taps = Taps(
+        tuple(by_example(call.taps.inputs, call.taps.group_size) for call in calls),
+        tuple(by_example(call.taps.output_gradients, call.taps.group_size) for call in calls),
+    )
+    return LayerCall(first.name, _SharedRule(parts, variables), taps, variables)
 
 
 class GhostClipping:
@@ -201,7 +286,7 @@ class GhostClipping:
             coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
         calls = []
         backward = zip(taps, batch.unscaled(gradients), strict=True)
-        for call in _by_weights([tap.called(gradient) for tap, gradient in backward]):
+        for call in _by_weights(list(itertools.starmap(LayerCall.of, backward))):
             own = [coordinates[id(v)] for v in call.variables] if coordinates else None
             group_size = clip.group_size * call.taps.group_size
             grouped = dataclasses.replace(call.taps, group_size=group_size, coordinates=own)

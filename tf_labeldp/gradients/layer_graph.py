@@ -14,14 +14,7 @@ import tensorflow as tf
 import tf_labeldp.gradients._group_normalization
 import tf_labeldp.gradients._recurrent_rules  # noqa: F401
 from tf_labeldp.features.tables import symbolic_inputs
-from tf_labeldp.gradients._layer_rules import (
-    LayerCall,
-    LayerRule,
-    NoRuleError,
-    TappedLayer,
-    Taps,
-    tapped_layer,
-)
+from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, TappedLayer, tapped_layer
 from tf_labeldp.gradients._row_by_row import RowByRow
 from tf_labeldp.gradients.masks import mask_of
 from tf_labeldp.gradients.model_checks import InspectedModel
@@ -40,12 +33,6 @@ class Tap:
     rule: LayerRule
     inputs: Any
     outputs: Any
-
-    def called(self, output_gradients: Any) -> LayerCall:
-        """Returns the rule with its factors, given the gradients of ``outputs``."""
-        rule = self.rule
-        inputs, products = rule.factors(self.inputs, self.outputs, output_gradients)
-        return LayerCall(self.name, rule.rule, Taps(inputs, products, rule.rows), rule.variables)
 
 
 class TappedModel:
