@@ -19,10 +19,12 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     InformativeRR,
+    LabelMechanism,
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     RandomizedResponse,
+    RegressionMechanism,
     RROnBins,
     RRTopK,
     RRWithPrior,
@@ -386,3 +388,18 @@ def test_other_mechanisms():
         debiased(ExponentialMechanism(1.0, 0.0, 1.0), [0.5])
     with pytest.raises(TypeError, match="must be a tf_labeldp mechanism, got NoneType"):
         debiased(None, [0.5], Priors([0.5, 0.5], values=[0.0, 1.0]))
+
+
+@pytest.mark.parametrize("parent", [LabelMechanism, RegressionMechanism])
+def test_a_plug_in_states_that_its_noisy_labels_are_unbiased(parent):
+    class Plain(parent):
+        epsilon = 1.0
+        label_range = likelihood = check_output = randomize = None
+
+    class Unbiased(Plain):
+        def check_unbiased(self):
+            pass
+
+    with pytest.raises(TypeError, match="the bias of labels drawn by Plain is unknown"):
+        debiased(Plain(), [0.5, 2.0])
+    assert debiased(Unbiased(), [0.5, 2.0]).tolist() == [0.5, 2.0]
