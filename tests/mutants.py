@@ -50,7 +50,8 @@ PARTS = {
         "tf_labeldp/vault/*.py",
         "tests/vault tests/scale/test_keyed_draws.py tests/cli/test_noisy_labels_folder.py "
         "tests/mechanisms/test_cluster_randomized_response.py tests/ledger "
-        "tests/doors/test_class_values.py tests/doors/test_class_weights.py",
+        "tests/doors/test_class_values.py tests/doors/test_class_weights.py "
+        "tests/training/test_label_dp_charges.py tests/heads/test_fits_on_arrays.py",
     ),
     "clipping": (
         "tf_labeldp/gradients/*clip*.py",

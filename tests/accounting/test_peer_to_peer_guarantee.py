@@ -240,6 +240,8 @@ def test_statements_at_the_ends():
     assert peer_to_peer_guarantee(0.1, 1e-6, 10, 0.1).epsilon == 0.0
     assert 0.0 < peer_to_peer_delta(0.9 * alone, 0.1, 1.0, 10) < 1e-3
     assert peer_to_peer_guarantee(1e-12, 1.0, 2, 1e-3).epsilon <= math.log(1e12)
+    least = peer_to_peer_guarantee(1e-310, 1.0, 2, 0.0).epsilon
+    assert least == pytest.approx(310 * math.log(10.0), rel=1e-12)
 
 
 @pytest.mark.slow

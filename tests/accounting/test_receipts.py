@@ -454,8 +454,10 @@ KEPT = {
     "release": Receipt(
         LabelSet.new(0), pure(1e-9), "a release", kind="release", output_digest="0" * 64
     ),
+    "named": spent(LABELS, key="a"),
     "unknown": unknown("nobody knows how"),
     "declared": Receipt.of_declaration([unknown("?")], "public", epsilon=0.5, delta=1e-6),
+    "short": dataclasses.replace(Receipt.of_declaration([unknown("?")], "public"), answers=("b",)),
 }
 
 
@@ -485,6 +487,11 @@ def test_round_trip(name):
             np.testing.assert_array_equal(again.examples, one.examples)
         assert hash(again.charge) == hash(one.charge) and again.to_json() == one.to_json()
         assert Receipts([again]).guarantee() == Receipts([one]).guarantee()
+
+
+def test_the_name_of_a_use_is_empty_for_a_draw_without_one():
+    assert KEPT["named"].name == "a"
+    assert spent(LABELS, key=f"{Receipt.UNNAMED}1").name == ""
 
 
 def test_many_receipts_are_kept_in_their_order():

@@ -18,6 +18,16 @@ LABELS = np.full(N, SECRET)
 USERS = np.arange(N) // 5
 
 
+class Unreadable:
+    """A source that reads neither an array of row numbers nor a single row."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, rows: Any) -> Any:
+        raise OSError(f"row numbers of shape {np.shape(rows)}")
+
+
 def labels_with(value: Any) -> np.ndarray:
     labels = np.full(N, float(SECRET))
     labels[4] = value
@@ -68,6 +78,8 @@ def labels_with(value: Any) -> np.ndarray:
             TypeError,
             "dense tensors.*Pad",
         ),
+        ({"features": Unreadable()}, OSError, r"shape \(\d+,\)"),
+        ({"columns": {"a": 0}}, ValueError, "columns= .* for a vault with num_labels=L"),
         ({"users": USERS[1:]}, ValueError, rf"users of shape \({N},\)"),
         ({"users": USERS, "max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
         ({"users": None}, ValueError, "Give both"),

@@ -14,7 +14,7 @@ import pytest
 from seals import sealed
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, Receipt
+from tf_labeldp.accounting import Charge, LabelSet, Receipt
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
 from tf_labeldp.mechanisms import (
@@ -203,6 +203,13 @@ class TestNoisyLabels:
         reseal(tmp_path / "n", lambda fields: None, values=(answers.values + 1) % 3)
         problems = verify(tmp_path / "n", store=tmp_path / "s").problems
         assert "differ from those of its receipt" in problems[0]
+
+    def test_a_receipt_without_cost_that_the_store_does_not_know_is_not_checked(
+        self, noisy, tmp_path
+    ):
+        free = Receipt(LabelSet.new(10), Charge(0.0, 0.0, EventFields.NONE), "an encoder")
+        reseal(noisy, lambda fields: fields["receipts"].append(free.to_json()))
+        assert "the receipt of an encoder" in verify(noisy, store=tmp_path / "s").not_checked
 
     def test_an_edited_file_is_found(self, noisy):
         path = noisy / "noisy_labels.json"

@@ -267,11 +267,12 @@ def test_real_labels_between_whole_ends_are_resolved():
     assert Priors.rounding_grid(0, 52, 64).tolist() == list(range(53))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 5000.0), (18.0, 90.0), (0.5, 1e6)])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 5000.0), (18.0, 90.0), (0.3, 1e6)])
 def test_small_amounts_are_resolved(low, high):
     values = Priors.rounding_grid(low, high, 64)
     steps = np.diff(values)
     assert len(values) == 64 and np.all(np.diff(steps) > 0.0)
+    assert (values[0], values[-1]) == (low, high)
     logs = np.diff(np.log(values + high / math.expm1(4.0)))
     np.testing.assert_allclose(logs, logs[0], rtol=1e-6)
     assert steps[-1] < 0.07 * (high - low)

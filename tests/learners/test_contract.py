@@ -107,6 +107,12 @@ def test_the_configuration_lists_every_argument(learner):
     assert again == config and set(config) == {"name", *settings, *parts(learner)}
 
 
+def test_the_defaults_are_the_papers():
+    config = DivideMix(**parts(DivideMix)).get_config()
+    papers = {"clean_threshold": 0.5, "temperature": 0.5, "mixup_alpha": 4.0}
+    assert papers.items() <= config.items()
+
+
 @pytest.mark.parametrize("learner", LABELLED)
 def test_labels_without_a_receipt_promise_nothing(learner):
     settings = {} if learner is DivideMix else {"from_logits": False}
@@ -171,7 +177,8 @@ def test_all_images_with_the_labels_of_a_part_are_refused(learner):
     model = compiled(learner(**parts(learner), **settings))
     with pytest.raises(ValueError, match=r"Give x\[labels.indices\]"):
         model.fit(IMAGES, noisy, 20, verbose=0)
-    model.fit(IMAGES[rest.indices], noisy, 20, steps_per_epoch=1, verbose=0)
+    history = model.fit(IMAGES[rest.indices], noisy, 20, steps_per_epoch=1, verbose=0)
+    assert history.epoch == [0]
     assert ldp.guarantee(model).epsilon == 1.0
 
 
@@ -229,6 +236,14 @@ def test_xla_compiles_training(learner):
     history = model.fit(IMAGES, *labels, **options, verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
     assert not all(map(np.array_equal, before, net.get_weights()))
+
+
+@pytest.mark.parametrize("given", [["weak"], ["strong"], ["weak", "strong"]])
+def test_images_have_the_range_of_our_own_views(given):
+    net, views = network(seed=next(SEEDS)), {name: keras.layers.Identity() for name in given}
+    match = "one label per image" if len(given) == 2 else r"images must be in \[0, 1\]"
+    with pytest.raises(ValueError, match=match):
+        compiled(FixMatch(net, **views)).fit(IMAGES * 255, CLASSES[:9], verbose=0)
 
 
 @pytest.mark.parametrize("learner", MEMBERS)

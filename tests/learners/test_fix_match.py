@@ -271,6 +271,7 @@ def test_posteriors_and_weights_are_the_targets(noisy):
 
 
 IMAGES, CLASSES = shapes(30)
+SOME_SOFT = np.vstack([np.eye(3)[CLASSES[1:]], np.full(3, 1 / 3)])
 BAD = {
     "few labels": (IMAGES, np.where(np.arange(30) < 2, CLASSES, -1), {}, r"got 2 without"),
     "a class missing": (IMAGES, np.where(CLASSES == 1, -1, CLASSES), {}, r"classes \[1\]"),
@@ -281,6 +282,7 @@ BAD = {
     "weights": (IMAGES, CLASSES, {"sample_weight": -np.ones(30)}, "at least zero"),
     "clusters": (IMAGES, np.eye(3)[CLASSES], {"clusters": CLASSES}, "one noisy class per image"),
     "soft": (IMAGES, np.full((30, 3), 1 / 3), {"loss": None}, "Compile a loss"),
+    "some soft": (IMAGES, SOME_SOFT, {"loss": None}, "Compile a loss"),
     "other targets": (IMAGES, CLASSES, {"targets": "likelihoods"}, "values, posterior"),
 }
 

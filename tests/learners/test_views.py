@@ -192,6 +192,11 @@ def test_every_operation_has_the_same_probability():
     assert stats.binomtest(unchanged, 4000, 0.25).pvalue > 0.005
 
 
+def test_without_a_number_there_are_two_operations_as_in_the_paper():
+    configs = [layer.get_config() for layer in rand_augment_views().layers]
+    assert [config["operations"] for config in configs if "operations" in config] == [2]
+
+
 def test_operations_on_places_are_composed_in_their_order():
     """Four operations of an image are one map: a product of turns, shears and shifts."""
     found = maps(

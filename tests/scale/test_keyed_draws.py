@@ -219,6 +219,7 @@ def test_words_are_a_cbc_mac_of_id_label_and_place():
 
     words = keyed_draws._KeyedWords(rows._state, rows._key)
     drawn = [words.integers(0, 1 << 53, 2) for _ in range(4)]
+    total = 0
     for i, (name, label) in enumerate([((7, 0), 2.0), ((2**64 - 1, 1), 0.0)]):
         chain = aes(np.array(name, "<u8").tobytes())
         chain = aes(xor(chain, np.array([label, 0.0], "<f8").tobytes()))
@@ -227,6 +228,10 @@ def test_words_are_a_cbc_mac_of_id_label_and_place():
                 aes(xor(chain, np.array([place // 2, 1], "<u8").tobytes())), "<u8"
             )
             assert drawn[place][i] == int(block[place % 2]) >> 11
+        # The fingerprint has a place that no draw reaches.
+        block = aes(xor(chain, np.array([1 << 63, 1 << 63], "<u8").tobytes()))
+        total += int(np.frombuffer(block, "<u8")[0])
+    assert rows.fingerprint() == total % 2**64
 
 
 @pytest.mark.parametrize("mechanism", [RRWithPrior(1.0, 4), InformativeRR(1.0, 4)])
@@ -593,6 +598,9 @@ def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
     records = (tmp_path / "labels.key.ledger" / "records").iterdir()
     assert len(list(records)) == 4 + 1  # four releases, and the draw in the north
     assert key.guarantee().epsilon == 5.0
+    for num_rows in (None, 3):
+        own = json.loads(key.statement("north-a", num_rows))["guarantee"]
+        assert own["epsilon"] == 2.0
 
 
 VAULTS = {

@@ -83,6 +83,21 @@ def test_a_plan_goes_on_at_a_larger_delta() -> None:
     assert labels.guarantee().epsilon == pytest.approx(steps.epsilon)
 
 
+def test_a_longer_fit_uses_the_rest_of_a_plan_and_then_its_own() -> None:
+    labels, model = vault(epsilon=1.3 * after(10)), private_model()
+
+    def stop(epoch: int, logs: Any = None) -> None:
+        model.stop_training = True
+
+    stopping = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    model.fit(batches(labels), epochs=3, callbacks=[stopping], verbose=0)
+    model.fit(batches(labels), epochs=4, verbose=0)
+    first, *_, last = [(receipt.plan, receipt.plan_uses) for receipt in labels.receipts]
+    assert (first[1], last[1]) == (3, 2)
+    plans = [receipt.plan for receipt in labels.receipts]
+    assert plans == [first[0]] * 3 + [last[0]] * 2
+
+
 def test_two_fits_are_two_plans() -> None:
     labels = vault(epsilon=1.3 * after(10))
     private_model().fit(batches(labels), epochs=5, verbose=0)

@@ -450,15 +450,28 @@ class TestNoisyLabels:
         error = np.mean([run.standard_error for run in runs])
         assert abs(off.mean()) < 4 * error / np.sqrt(300) + 1e-3
         assert np.std(off) == pytest.approx(error, rel=4 * np.sqrt(0.5 / 300))
-        exact = vault(RARE, epsilon=40.0).randomize(RandomizedResponse(40.0, 2))
-        found = exact.evaluate(CHANCES, "auc", model=None)
-        assert found.value == pytest.approx(roc_auc_score(RARE, CHANCES), abs=1e-9)
         covered = np.mean([low <= 0.7602 <= high for low, high in (run.interval() for run in runs)])
         assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 300)
         # The area of true labels has a standard deviation of 0.0113 here.
         assert np.mean([run.sampling_stderr for run in runs]) == pytest.approx(0.0113, rel=0.15)
+
+    def test_without_flips_the_area_is_that_of_the_labels_with_the_error_of_its_sample(self):
+        exact = vault(RARE, epsilon=40.0).randomize(RandomizedResponse(40.0, 2))
+        found = exact.evaluate(CHANCES, "auc", model=None)
+        assert found.value == pytest.approx(roc_auc_score(RARE, CHANCES), abs=1e-9)
+        assert found.noise_stderr < 0.01 * found.sampling_stderr
         with pytest.raises(ValueError, match="metric must be"):
             vault().randomize(RandomizedResponse(1.0, 3)).evaluate(ROWS, "auc", model=None)
+
+    def test_an_estimate_below_the_range_has_the_sample_of_all_examples(self):
+        runs = [
+            vault(insecure_seed=i)
+            .randomize(RandomizedResponse(0.1, 3))
+            .evaluate((LABELS + 1) % 3, "accuracy", model=None)
+            for i in range(10)
+        ]
+        below = [run for run in runs if run.value < 0.0]
+        assert below and all(run.effective_examples == N for run in below)
 
     def test_numbers_have_a_mean_and_a_total(self):
         noisy = vault(NUMBERS, kind=Numbers(0.0, 10.0)).randomize(

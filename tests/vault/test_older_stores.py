@@ -12,6 +12,7 @@ import json
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 import pytest
 
@@ -120,6 +121,14 @@ def test_with_other_labels_it_is_refused(name, old):
 
 def test_a_key_of_0_3_has_the_same_statement(old):
     assert ReleaseKey(old / "key" / "labels.key").guarantee().epsilon == 2.0
+
+
+def test_weights_of_a_model_of_0_3_are_recognized_in_a_copy():
+    """Only the file knows them: no training in this process had these values."""
+    model = ldp.load_model(OF_0_3.parents[1] / "dossier" / "of_0_3" / "card" / "model.keras")
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    assert ldp.guarantee(copy).epsilon == ldp.guarantee(model).epsilon > 0.0
 
 
 def header(folder, **fields):

@@ -247,6 +247,19 @@ class TestProcesses:
             second.randomize(rr(0.5), key="b")
         assert second.guarantee().epsilon == 1.0
 
+    def test_a_forked_process_does_not_give_it_back(self, tmp_path):
+        if not hasattr(os, "fork"):
+            pytest.skip("needs os.fork")
+        labels = vault(tmp_path / "s")
+        reservation = labels.reserve({"a": rr(0.75)})
+        if (child := os.fork()) == 0:
+            del reservation
+            labels.remaining()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert labels.remaining() == 0.25
+        reservation.give_back()
+
     def test_stores_of_a_project_see_it(self, tmp_path):
         visits, drugs = (
             vault(Store(tmp_path / "p" / name, project=True)) for name in ("visits", "drugs")

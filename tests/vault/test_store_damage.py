@@ -61,6 +61,15 @@ def test_a_damaged_draw_is_refused_byte_by_byte(make, store, filled, three_draws
     assert refused > 0.7 * len(places)
 
 
+def header_with(store, **fields):
+    """Changes a header, with the seal that fits."""
+    path = store / "header.json"
+    content = {**json.loads(path.read_text()), **fields}
+    del content["digest"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "digest": digest}))
+
+
 DAMAGE = {
     "cut": lambda s: (s / "records/000002").write_bytes((s / "records/000002").read_bytes()[:-9]),
     "empty": lambda s: (s / "records/000000").write_bytes(b""),
@@ -73,6 +82,7 @@ DAMAGE = {
     "last binary": lambda s: (s / "last-record").write_bytes(b"\xff\xfe" * 38),
     "no last": lambda s: (s / "last-record").unlink(),
     "header": lambda s: (s / "header.json").write_text('{"format": 3, '),
+    "header size": lambda s: header_with(s, num_labels=1 << 48),
     "header list": lambda s: (s / "header.json").write_text("[]"),
     "fingerprint": lambda s: (s / "PRIVATE-fingerprint").write_bytes(b"\xff\xfe"),
     "salt": lambda s: (s / "PRIVATE-fingerprint").write_text('{"salt": "zz", "digest": "a"}'),
@@ -87,6 +97,12 @@ DAMAGE = {
 def test_damage_is_refused(make, store, filled, case):
     DAMAGE[case](store)
     with pytest.raises(LabelStoreError, match=r"is damaged\..*Restore this file alone from a copy"):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_file_of_another_size_is_not_read_into_memory(make, store, filled):
+    os.truncate(store / "header.json", (1 << 28) + 1)  # It takes no space on the disk.
+    with pytest.raises(LabelStoreError, match=r"expected at most 268,435,456 bytes in .*header"):
         make(epsilon=2.0, store=store)
 
 
