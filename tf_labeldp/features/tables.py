@@ -185,11 +185,11 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
 
 def symbolic_inputs(model: Any) -> Any:
     """Returns the symbolic inputs of a Keras model, in their structure; None for one without."""
-    import keras
-
     inputs = getattr(model, "inputs", None)
     if not inputs:
         return None
+    import keras
+
     # A Sequential model has ``inputs``, but ``input`` only after another model called it.
     return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
