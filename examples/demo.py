@@ -179,9 +179,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _epsilon(text: str) -> float:
-    if not 0.0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"epsilon must be finite and above zero, got {text!r}")
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if 0.0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"epsilon must be finite and above zero, got {text!r}")
 
 
 def title_of(method: str, epsilon: float | None) -> str:

@@ -160,7 +160,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
     [
         (("--data", "mnist"), "mnist needs the folder that holds it"),
         (("--epsilons", "1", "0"), "epsilon must be finite and above zero, got '0'"),
-        (("--epsilons", "many"), "invalid _epsilon value: 'many'"),
+        (("--epsilons", "many"), "epsilon must be finite and above zero, got 'many'"),
     ],
 )
 def test_bad_command_lines(monkeypatch, capsys, words, reason):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
+from slow_cases import with_slow
 
 import tf_labeldp
 from tf_labeldp.cli import main
@@ -67,6 +68,11 @@ SECTIONS = {
     ),
     ("docs/guide.md", "Evaluate and tune"): Section(("(1, 1e-05)-label-DP",), ("sets",)),
 }
+QUICK = {
+    ("docs/guide.md", "Labels that come later"),
+    ("docs/guide.md", "Numbers instead of classes"),
+    ("docs/guide.md", "Evaluate and tune"),
+}
 # They save time.
 FEWER_EPOCHS = {
     "epochs_per_stage=10": "epochs_per_stage=2",
@@ -109,8 +115,7 @@ def sections(page):
     return {title: [*before, *blocks] for title, blocks in found.items() if blocks}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("page", "title"), SECTIONS)
+@pytest.mark.parametrize(("page", "title"), with_slow(SECTIONS, SECTIONS.keys() - QUICK))
 def test_a_section_runs_by_itself(page, title, tmp_path, monkeypatch, capsys):
     code = "\n".join(sections(page)[title])
     for epochs, fewer in FEWER_EPOCHS.items():

@@ -156,7 +156,7 @@ class _Parser(argparse.ArgumentParser):
 
     def options(self) -> dict[str, str]:
         """Returns the options by their own names, and by the library's arguments that they set."""
-        found = {}
+        found: dict[str, str] = {}
         for action in self._actions:
             for option in action.option_strings:
                 own_name = option.lstrip("-").replace("-", "_")

@@ -197,7 +197,7 @@ class Output:
             for target in self._targets:
                 PlainFile(target).take(self._staged(target))
         except BaseException:
-            # A signal may come when a file has its name, so the files tell which of them are new.
+            # A signal may come when a file has its name, so the files themselves show what is new.
             for target, staged in new.items():
                 with contextlib.suppress(OSError):
                     if os.path.samestat(os.lstat(target), staged):
