@@ -185,9 +185,11 @@ class Ledger:
     @classmethod
     def of_opened(cls, store: LabelStore, *, alone: bool = False) -> Ledger:
         """Reads the ledger of a store whose labels are not there, such as by the key in it."""
+        # A folder without a store, and the ledger of a key, are refused here, before the header.
+        label_set, budget = store.look()
         header, reserved = store.header(), ReservedUses(store.holders)
         unit = "user" if "users" in header else LabelKind.of_header(header).unit
-        account = Account(*store.look(), reserved, unit)
+        account = Account(label_set, budget, reserved, unit)
         project = Project(store.path) if store.in_project and not alone else None
         ledger = cls(account, store, project)
         with ledger.turn():
