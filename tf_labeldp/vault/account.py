@@ -372,7 +372,7 @@ class Account:
             composition = composition.with_receipts(inherited)
             self._check(composition, _Request(None, inherited=inherited))
         if planned:
-            some = self._rows_of(planned)
+            some = _rows_of(planned, self.label_set.size)
             together = "together" if len(planned) > 1 else ""
             counted = [ChainedUse(use.charge, together) for use in planned]
             without = None
@@ -387,14 +387,6 @@ class Account:
                 counted = [plan]
             self._check(composition, _Request(some, planned, inherited), counted, without)
         return inherited
-
-    def _rows_of(self, uses: Sequence[PlannedUse]) -> np.ndarray | None:
-        """Returns the examples of any of these uses; None for all."""
-        if any(use.rows.size == self.label_set.size for use in uses):
-            return None
-        # The uses of a part share one array, which may be long.
-        distinct = {id(use.rows): use.rows for use in uses}
-        return functools.reduce(np.union1d, distinct.values())
 
     def _has_grown(self, part: Receipt | None) -> bool:
         """Returns whether labels came after a use of all labels was reserved."""
@@ -536,3 +528,12 @@ class Account:
         counts = Counter(dict(history))
         counts.update(more)
         return Charge.composed(tuple(counts.items()), self.budget.delta)
+
+
+def _rows_of(uses: Sequence[PlannedUse], size: int) -> np.ndarray | None:
+    """Returns the examples of any of these uses; None for all of this number."""
+    if any(use.rows.size == size for use in uses):
+        return None
+    # The uses of a part share one array, which may be long.
+    distinct = {id(use.rows): use.rows for use in uses}
+    return functools.reduce(np.union1d, distinct.values())

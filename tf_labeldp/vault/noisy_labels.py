@@ -34,6 +34,7 @@ from tf_labeldp.estimation.priors import (
 )
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
+    ClassificationMechanism,
     HistogramMechanism,
     LabelMechanism,
     Mechanism,
@@ -227,7 +228,8 @@ class NoisyLabels:
     @property
     def are_sets(self) -> bool:
         """Whether noisy labels name sets of classes, as of ``ProjectiveGeometryResponse``."""
-        return not getattr(self.mechanism, "outputs_are_classes", True)
+        mechanism = self.mechanism
+        return isinstance(mechanism, ClassificationMechanism) and not mechanism.outputs_are_classes
 
     @property
     def shape(self) -> NoReturn:
@@ -491,11 +493,14 @@ class NoisyLabels:
 
     @property
     def _draws_with_priors(self) -> bool:
-        return getattr(self.mechanism, "public_input", None) == "priors"
+        # The answers of PATE are a release: their mechanism draws no labels.
+        draws_labels = isinstance(self.mechanism, LabelMechanism)
+        return draws_labels and self.mechanism.public_input == "priors"
 
     @property
     def _is_rows_of_labels(self) -> bool:
-        return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
+        # Other rows are noisy one-hot rows, of ALIBI.
+        return isinstance(self.mechanism, ClassificationMechanism) and self.values.ndim == 2
 
 
 def _priors_of_posterior(noisy: NoisyLabels, priors: Any) -> Any:
@@ -759,7 +764,7 @@ def _joined_parts(folder: pathlib.Path, parts: list[NoisyLabels]) -> NoisyLabels
     kinds = {_kind_of_draw(part) for part in parts}
     rows = np.sort(np.concatenate([part.indices for part in parts]))
     is_repeated = np.any(rows[1:] == rows[:-1])
-    is_of_prior = any(getattr(part.priors, "values", None) is not None for part in parts)
+    is_of_prior = any(part.priors is not None and part.priors.values is not None for part in parts)
     is_mixed = len(kinds) > 1 or is_repeated or is_of_prior
     # Parts of a vault (``split``) count their examples from 0, each on its own.
     if is_mixed or not all(part.receipts and not part._rows.are_of_a_part for part in parts):
