@@ -29,7 +29,7 @@ class Stateful(Configured):
 
     ``initial_state`` returns the state of the first step. The method of a step takes a state, and
     returns its result, the next state and what else it reports. The optimizer keeps the state in
-    its variables: it is saved with the model, and put back where a check stops a step.
+    its variables: it is saved with the model, and a compiled step that a check stops leaves it.
     """
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
