@@ -17,6 +17,7 @@ from slow_cases import with_slow
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
 from tf_labeldp.plugins import EventFields, PrivacyFilter, gaussian_sigma
+from tf_labeldp.vault import Store
 
 N, DELTA = 12, 1e-5
 PARTS = [np.arange(N), np.arange(6), np.arange(4, 9), np.arange(10, N)]
@@ -167,3 +168,21 @@ def test_the_filter_of_every_example_keeps_the_budget(seed, tmp_path):
             walk.labels = walk.opened()
         walk.check()
     walk.check_statement()
+
+
+def test_uses_of_two_label_sets_of_the_same_people_count_in_their_order(tmp_path):
+    """What is left differs in other orders."""
+    draw = Charge(0.2, 0.0, EventFields.randomized_response(0.2))
+    budget, uses = PrivacyBudget(2.0, DELTA), (draw, gaussian(1.4), draw)
+    first, second = (
+        ldp.PrivateLabels([0, 1], 2, budget=budget, store=Store(tmp_path / name, project=True))
+        for name in ("first", "second")
+    )
+    for labels, use in zip((first, second, first), uses, strict=True):
+        labels.charge(use, what="a use")
+    left = [
+        PrivacyFilter.after_all((counted([uses[place]]) for place in order), budget).remaining()
+        for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1))
+    ]
+    assert first.remaining() == second.remaining() == pytest.approx(left[0], rel=1e-3)
+    assert max(left) - 0.05 > left[0] > min(left) + 0.05
