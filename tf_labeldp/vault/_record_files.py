@@ -37,10 +37,9 @@ receipts with the fields of a plan damaged."""
 _LINE = re.compile(rb"(\d{10}) ([ 0-9a-f]{64})(?: (-|\d+(?:\.\d+){3}))?\n")
 """The content of ``last-record``: the number of records, the last digest, and the place. 0.3 wrote
 no place."""
-_PLAIN = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
-"""Fields that are written unchanged."""
-_FIELDS = {"format", "version", "number", *_PLAIN} | {
-    *("receipt", "budget", "made_of", "weights", "arrays")
+_FIELDS = {
+    *("format", "version", "number", "reason", "time", "actor", "mechanism", "public_digest"),
+    *("release", "reservation", "receipt", "budget", "made_of", "weights", "arrays"),
 }
 """All fields of the line of a record."""
 _NAME_OF_HOLDER = re.compile("[0-9a-f]{32}")
@@ -204,21 +203,25 @@ class RecordFiles:
     def _fields(self, number: int, record: Record, digest: str) -> dict[str, Any]:
         """Returns the fields of a record for JSON, without those that are empty."""
         raised, output = record.raised, record.output
-        of_raise = (raised.reason, raised.time, raised.actor) if raised else (None, None, None)
-        plain = (*of_raise, output.mechanism, output.public_digest)
-        plain = (*plain, record.release, record.reservation)
+        of_raise: dict[str, Any] = {}
+        if raised is not None:
+            of_raise = {"reason": raised.reason, "time": raised.time, "actor": raised.actor}
         fields = {
             "format": _FORMAT,
             "version": __version__,
             "number": number,
-            **{name: field for name, field in zip(_PLAIN, plain, strict=True) if field},
+            **of_raise,
+            "mechanism": output.mechanism,
+            "public_digest": output.public_digest,
+            "release": record.release,
+            "reservation": record.reservation,
             "receipt": None if record.receipt is None else record.receipt.to_json(),
             "budget": None if raised is None else [raised.budget.epsilon, raised.budget.delta],
             "made_of": self._shortened(record.made_of),
             "weights": list(record.weights),
             "arrays": [digest, *output.names] if output.names else [],
         }
-        return {name: value for name, value in fields.items() if value not in (None, [])}
+        return {name: value for name, value in fields.items() if value not in (None, "", [])}
 
     def _record(self, fields: dict[str, Any], names: tuple[str, ...], load: Any) -> Record:
         """Returns the record with these fields, or raises an error of any type."""
