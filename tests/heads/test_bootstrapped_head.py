@@ -54,6 +54,15 @@ def test_epsilon_is_the_cost_for_a_user(epsilon):
     assert stated.unit == "all labels of one user"
 
 
+def test_naming_the_releases_for_users_leaves_the_head_as_it_is():
+    """Two labels per user at 1.5 each draw no noisy labels; one label at 3 does."""
+    one = head(3.0)
+    before = one.epsilons()
+    of_users = one.parts(vault(3.0, users=np.arange(len(X)) // 2))
+    assert [type(part) for part in of_users.values()].count(ldp.mechanisms.InformativeRR) == 0
+    assert one.epsilons() == before and one.rounds() == 5
+
+
 @pytest.mark.parametrize(("epsilon", "shares"), [(0.1, (0.2, 0.3, 0.5)), (2.4, (0.3, 0.7))])
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
