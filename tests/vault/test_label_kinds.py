@@ -150,7 +150,7 @@ def test_headers_are_those_of_version_0_2():
         (lambda: Classes(["a", "a"]), ValueError, "has a repeated value"),
         (lambda: Numbers(1, 1), ValueError, "low must be below high"),
         (lambda: Numbers(0, np.inf), ValueError, "high must be finite"),
-        (lambda: Numbers(0, 1, True), TypeError, "positional"),  # type: ignore[call-arg]
+        (lambda: Numbers(0, 1, True), TypeError, "positional"),
         (lambda: Rows(0), ValueError, "num_labels must be at least 1"),
     ],
 )
