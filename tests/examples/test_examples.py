@@ -30,6 +30,8 @@ from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import NoisyLabels
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# `demo_datasets` is a module of the demo and the benchmarks.
+SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "demo_datasets")
 
 
 def stored_draws(folder):
@@ -78,7 +80,7 @@ print(sorted({"keras", "tensorflow", "tfx"} & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help_is_printed_at_once(script, tmp_path):
     """Without a load of TensorFlow, and without a folder named --help."""
     done = subprocess.run(

@@ -31,6 +31,7 @@ and remarks. Of an unexpected error only the kind is shown, since its text may q
 {_TRACEBACK}=1 in the environment all of it is shown, for the label holder's eyes alone.
 """
 _DEMO = "the demo is examples/demo.py of the source now; run make demo in a checkout"
+"""The error of a verb of 0.3."""
 _LARGEST_EPSILON = 1000.0
 """e to this power overflows a double; such an epsilon protects nothing."""
 _MOST_CLASSES = 10**9
@@ -157,6 +158,7 @@ class _Parser(argparse.ArgumentParser):
     def options(self) -> dict[str, str]:
         """Returns the options by their own names, and by the library's arguments that they set."""
         found: dict[str, str] = {}
+        # Groups add their options here too, which an own `add_argument` would miss.
         for action in self._actions:
             for option in action.option_strings:
                 own_name = option.lstrip("-").replace("-", "_")
