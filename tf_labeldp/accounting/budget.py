@@ -15,7 +15,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
 from tf_labeldp.accounting.events import EventFields, checked_fields, event_of_text
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
+from tf_labeldp.accounting.gaussian import gaussian_epsilon, gaussian_sigma
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -179,6 +179,17 @@ class Charge:
         use: Any = mechanism
         event = getattr(use, "_event_fields", use.dp_event)()
         return cls(use.epsilon, use.delta, event, tuple(getattr(use, "assumptions", ())))
+
+    @classmethod
+    def gaussian_share(cls, epsilon: float, delta: float, share: float) -> Charge:
+        """Returns the charge of one of several Gaussian uses that jointly cost (epsilon, delta).
+
+        ``share`` is its part of the sum of squared precisions, which compose by addition (Dong,
+        Roth and Su 2022, "Gaussian differential privacy", Corollary 2).
+        """
+        sigma = gaussian_sigma(epsilon, delta, 1.0) / math.sqrt(share)
+        each = gaussian_epsilon(sigma, delta, 1.0)
+        return cls(each, delta, EventFields.gaussian(gaussian_sigma(each, delta, 1.0)))
 
     @classmethod
     def of_event(

@@ -59,15 +59,6 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
     return math.exp(log_epsilon) * (1.0 + _MARGIN)
 
 
-def gaussian_share(epsilon: float, delta: float, share: float) -> float:
-    """Returns the epsilon of one of several Gaussian releases that jointly cost (epsilon, delta).
-
-    ``share`` is its part of the sum of squared precisions, which compose by addition (Dong, Roth
-    and Su 2022, "Gaussian differential privacy", Corollary 2).
-    """
-    return gaussian_epsilon(gaussian_sigma(epsilon, delta, 1.0) / math.sqrt(share), delta, 1.0)
-
-
 def gaussian_delta(sigma: float, epsilon: float, l2_sensitivity: float) -> float:
     """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP."""
     epsilon = _validate.positive_finite("epsilon", epsilon)

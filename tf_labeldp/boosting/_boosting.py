@@ -37,7 +37,6 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import HeadResidualRandomizer
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
-from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse
 from tf_labeldp.vault import (
     Classes,
@@ -273,7 +272,7 @@ class PrivateBoosting(Head):
             _validate.one_label_per_row(number, len(source.vault))
             used = number if prepared.weights is None else int(np.count_nonzero(prepared.weights))
             self._check_worth(used, kind)
-            class_weights(class_weight, kind.class_values, None)
+            kind.class_weights(class_weight)
 
             def draw(use: NamedUse, own: PublicInput[Any]) -> NoisyLabels:
                 nonlocal start
@@ -305,7 +304,7 @@ class PrivateBoosting(Head):
         """Sets all fitted attributes."""
         features, class_weight, sample_weight = prepared.public.value
         kind, coder = drawn.labels.kind, inputs.table.coder
-        weights_of_classes = class_weights(class_weight, kind.class_values, inputs.target.shares)
+        weights_of_classes = kind.class_weights(class_weight, inputs.target.shares)
         importances = ensemble.importances()
         self._ensemble = ensemble
         self.shape_weights_ = ensemble.shape_weights

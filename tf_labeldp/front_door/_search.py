@@ -22,7 +22,6 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.events import EventFields
-from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.front_door._estimators import (
@@ -33,7 +32,6 @@ from tf_labeldp.front_door._estimators import (
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.evaluation import selection_mechanism, stacked_predictions
 from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.uses import LabelsTogether, NamedUse
 
@@ -111,9 +109,9 @@ class _PlannedSearch:
                 predictions.append(model._outputs(self.held_out.features))
             # The choice depends on all fits, and another outcome of it leaves another estimator.
             of_fits = Receipts.merged(*(model.receipts_ for model in self.models))
-            outputs = PublicInput(predictions, of_fits)
-            stacked = stacked_predictions(outputs, self.held_out.labels, self.choice)
-            released = of_choice.release(self.choice, stacked)
+            labels = self.held_out.labels
+            stacked = labels.kind.stacked_predictions(predictions, self.choice.metric, len(labels))
+            released = of_choice.release(self.choice, PublicInput(stacked, of_fits))
         return Receipts.merged(of_fits, released.receipts), int(released.values)
 
 
@@ -234,7 +232,7 @@ class PrivateSearchCV(Head):
         train, held_out = y.split(self.held_out, seed=self.seed)
         names = map(str, range(candidates.num_releases))
         fits = [NamedUse(train, self.key).part(name) for name in names]
-        choice = selection_mechanism(held_out, epsilon, self.metric)
+        choice = held_out.kind.selection(held_out.epsilon_of_one_label(epsilon), self.metric)
         weights = Column.relative_weights(sample_weight, len(y))
         if weights is not None:
             weights = weights[places_in(y, train)]
@@ -284,5 +282,4 @@ def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:
     """Returns the charge of each of ``number`` releases that together cost (epsilon, delta)."""
     if delta == 0.0:
         return Charge(epsilon / number, 0.0, EventFields.randomized_response(epsilon / number))
-    each = gaussian_share(epsilon * (1.0 - _MARGIN), delta, 1.0 / number)
-    return Charge(each, delta, EventFields.gaussian(gaussian_sigma(each, delta, 1.0)))
+    return Charge.gaussian_share(epsilon * (1.0 - _MARGIN), delta, 1.0 / number)

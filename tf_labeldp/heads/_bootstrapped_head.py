@@ -11,8 +11,15 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import silent, without_retracing_warnings
-from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, Receipts, public_input
-from tf_labeldp.accounting.gaussian import gaussian_share
+from tf_labeldp.accounting import (
+    Charge,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    public_input,
+)
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
@@ -357,7 +364,7 @@ class BootstrappedHead(Head):
     def _epsilons(self, group_size: int) -> tuple[float, ...]:
         epsilon = (self.epsilon - self._for_draw(group_size)) * (1.0 - _MARGIN)
         shares = self._shares(group_size)
-        return tuple(gaussian_share(epsilon, self.delta, share) for share in shares)
+        return tuple(Charge.gaussian_share(epsilon, self.delta, share).epsilon for share in shares)
 
     def _shares(self, group_size: int) -> tuple[float, ...]:
         if self.shares is not None:
@@ -431,9 +438,10 @@ class _SavedTraining:
 def _loss_of_noisy_labels(likelihoods: Any, logits: Any) -> Any:
     from keras import ops
 
-    from tf_labeldp.self_supervised.training import negative_log_likelihood
+    from tf_labeldp.self_supervised.training import Learner
 
-    return negative_log_likelihood(likelihoods, ops.log_softmax(ops.cast(logits, "float32")))
+    logs = ops.log_softmax(ops.cast(logits, "float32"))
+    return Learner.negative_log_likelihood(likelihoods, logs)
 
 
 def _names_of(inputs: Any) -> Any:

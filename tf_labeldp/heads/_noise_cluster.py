@@ -16,7 +16,6 @@ from tf_labeldp.features.estimator import keras_model, note_release, with_encode
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
-from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import Classes, LabelKind
 
@@ -140,14 +139,15 @@ class NoiseCluster(Head):
         has_count = np.any(counts > 0, axis=1, keepdims=True)
         shares = np.where(has_count, histogram_prior(counts), overall)
         # A class without a count above zero stays without one.
-        class_weight, classes = PublicInput.bare(self.class_weight), source.kind.class_values
-        shares = shares * class_weights(class_weight, classes, np.maximum(overall, _LEAST))
+        class_weight = PublicInput.bare(self.class_weight)
+        shares = shares * source.kind.class_weights(class_weight, np.maximum(overall, _LEAST))
         shares /= shares.sum(axis=1, keepdims=True)
         cluster_classes = source.vault.decode(shares.argmax(axis=1))
         is_array = self.clusters is None and not isinstance(features, tuple)
         is_array = is_array and self.encoder is None
         # After all that can fail: a failed fit changes neither a fitted head nor its statement.
-        self.receipts_, self.clusters_, self.classes_ = receipts, clusters, classes
+        self.receipts_, self.clusters_ = receipts, clusters
+        self.classes_ = source.kind.class_values
         self.noise_stddev_, self.cluster_counts_ = mechanism.noise_stddev, counts
         self.cluster_probabilities_, self.cluster_classes_ = shares, cluster_classes
         self._input_shape = np.shape(features)[1:] if is_array else ()
@@ -234,7 +234,7 @@ class NoiseCluster(Head):
             raise ValueError(
                 "NoiseCluster expected classes, got numbers or rows of labels. Use PrivateRidge."
             )
-        class_weights(PublicInput.bare(self.class_weight), kind.class_values)
+        kind.class_weights(PublicInput.bare(self.class_weight))
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind.num_classes, noise=noise, delta=delta)

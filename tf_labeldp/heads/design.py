@@ -18,7 +18,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PublicInput, Receipt
 from tf_labeldp.heads._ridge_path import Problem, SampleScores
 from tf_labeldp.heads.public_rows import PublicRows, RowSample, ScaledRows, Scaling, ScannedRows
-from tf_labeldp.heads.weights import class_weights, user_weights
+from tf_labeldp.heads.weights import user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, Rows
 
@@ -281,8 +281,8 @@ class Design:
         if terms.class_weight is not None:
             shifted = dataclasses.replace(sharp, values=sharp.values + shifts)
             shares = shifted.of_classes().mean_probabilities()
-            weights = class_weights(terms.class_weight, terms.kind.class_values, shares)
-            logs = np.log(np.asarray(weights))
+            weights: Any = terms.kind.class_weights(terms.class_weight, shares)
+            logs = np.log(weights)
             # A single column has half the log-odds.
             shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
         return last + shifts / (sharpness * column), sharpness

@@ -18,8 +18,7 @@ from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
-from tf_labeldp.accounting.gaussian import gaussian_share
+from tf_labeldp.accounting import Charge, LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, NoisyLabels, PrivateLabels, Randomizer
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
@@ -184,7 +183,7 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
     each = labels.epsilon_of_one_label(mechanism.epsilon)
     if delta := getattr(mechanism, "delta", 0.0):
         # Gaussian noise, k times that for one label.
-        each = gaussian_share(mechanism.epsilon, delta, size**-2)
+        each = Charge.gaussian_share(mechanism.epsilon, delta, size**-2).epsilon
     return dataclasses.replace(mechanism, epsilon=each)
 
 

@@ -40,7 +40,6 @@ from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.design import Design, Fit, HeadTerms, Solution, Solver
 from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
 from tf_labeldp.heads.public_rows import PublicRows, ScaledRows, Scaling
-from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
@@ -391,7 +390,7 @@ class OneReleaseHead(Head):
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         """Returns the mechanism for a release of rows with unit norm; checks the arguments."""
-        class_weights(PublicInput.bare(self.class_weight), kind.class_values)
+        kind.class_weights(PublicInput.bare(self.class_weight))
         if PublicInput.bare(self.class_weight) is not None and not self.intercept:
             raise ValueError(
                 "class_weight needs an intercept, which carries it. Leave intercept out."

@@ -1,13 +1,8 @@
-"""Public weights of users and of classes, which heads and boosting take."""
+"""Public weights of users, which heads take."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-
-from tf_labeldp import _validate
-from tf_labeldp.vault.label_kinds import class_table
 
 
 def user_weights(
@@ -39,22 +34,3 @@ def user_weights(
 
 def _factors(norms: np.ndarray, limit: float) -> np.ndarray:
     return limit / np.maximum(norms, limit)
-
-
-def class_weights(
-    class_weight: Any, classes: np.ndarray | None, shares: np.ndarray | None = None
-) -> np.ndarray | None:
-    """Returns weights (K,) in the order of the classes; None for labels that are no classes.
-
-    ``"balanced"`` divides by released class shares (K,); without them, arguments are only checked.
-    """
-    if class_weight is None or classes is None:
-        if class_weight is not None:
-            raise ValueError(
-                "class_weight is for classes, got numbers or rows of labels. Leave it out."
-            )
-        return None if classes is None else np.ones(len(classes))
-    if isinstance(class_weight, str):
-        _validate.one_of("class_weight", class_weight, ("balanced",))
-        return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
-    return class_table(class_weight, classes.tolist(), interval="(0, 1e38]")

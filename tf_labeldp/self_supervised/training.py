@@ -44,6 +44,12 @@ class Learner(keras.Model):
             )
         return network
 
+    @classmethod
+    def negative_log_likelihood(cls, likelihoods: Setting[Any], log_shares: Setting[Any]) -> Any:
+        """Returns ``-log P[noisy label | input]`` (n,) from values of the classes (n, K)."""
+        joint = log_shares + keras.ops.log(likelihoods + cls.SMALL)
+        return -keras.ops.logsumexp(joint, axis=-1)
+
     def _set_views(self, weak: Any, strong: Any) -> None:
         """Sets weak and strong views; our own views, for None, need images in [0, 1]."""
         self._checks_images = weak is None or strong is None
@@ -137,9 +143,3 @@ class Batches(keras.utils.PyDataset):
             rows = self._steps * size
             passes = [rng.permutation(count) for _ in range(-(-rows // count))]
             self._orders.append(np.concatenate(passes)[:rows])
-
-
-def negative_log_likelihood(likelihoods: Any, log_probabilities: Any) -> Any:
-    """Returns ``-log P[noisy label | input]`` (n,) from values of the classes (n, K)."""
-    joint = log_probabilities + keras.ops.log(likelihoods + Learner.SMALL)
-    return -keras.ops.logsumexp(joint, axis=-1)

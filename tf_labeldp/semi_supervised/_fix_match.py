@@ -10,7 +10,7 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.self_supervised.training import Batches, Learner, negative_log_likelihood
+from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault import Classes
 from tf_labeldp.vault.model_history import TrainedModel
@@ -208,7 +208,7 @@ class FixMatch(Learner):
             predicted = outputs["labelled"]
             small = predicted + self.SMALL
             logs = ops.log_softmax(predicted) if self.from_logits else ops.log(small)
-            losses = negative_log_likelihood(y, logs)
+            losses = self.negative_log_likelihood(y, logs)
             loss = ops.mean(losses if sample_weight is None else sample_weight * losses)
             loss = loss + sum(self.losses)
         else:

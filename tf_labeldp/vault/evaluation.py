@@ -28,7 +28,6 @@ from tf_labeldp.mechanisms import (
     LinearBinningMechanism,
     Mechanism,
     MetricMechanism,
-    SelectionMechanism,
 )
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.label_kinds import Classes
@@ -379,9 +378,9 @@ def select(
     predictions, candidates = public.value
     if candidates is not None:
         _check_candidates(candidates, len(predictions))
-    mechanism = selection_mechanism(labels, epsilon, metric)
-    stacked = stacked_predictions(public.with_value(predictions), labels, mechanism)
-    chosen = labels.release(mechanism, public_input=stacked, key=key)
+    mechanism = labels.kind.selection(labels.epsilon_of_one_label(epsilon), metric)
+    stacked = labels.kind.stacked_predictions(predictions, mechanism.metric, len(labels))
+    chosen = labels.release(mechanism, public_input=public.with_value(stacked), key=key)
     index = int(chosen.values)
     if candidates is None:
         return index
@@ -403,29 +402,6 @@ def _check_candidates(candidates: Sequence[Any], number: int) -> None:
                 f"noisy labels, got {type(PublicInput.bare(candidate)).__name__}. Leave candidates "
                 "out for the index alone."
             )
-
-
-def stacked_predictions(
-    predictions: PublicInput[Any], labels: Any, mechanism: SelectionMechanism
-) -> PublicInput[Any]:
-    """Returns the checked predictions of several models as the mechanism takes them."""
-    candidates = [PublicInput.bare(candidate) for candidate in predictions.value]
-    if not candidates:
-        raise ValueError("expected the predictions of at least one model, got none.")
-    for candidate in candidates:
-        MetricMechanism.check_length(len(labels), np.shape(candidate)[0])
-    kind, name = labels.kind, mechanism.metric
-    candidates = kind.codes_of(candidates)
-    stacked = np.stack([kind.checked_predictions(name, candidate) for candidate in candidates])
-    return predictions.with_value(stacked)
-
-
-def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> SelectionMechanism:
-    """Returns the mechanism that selects by a metric; None is the first metric of the labels."""
-    metrics = labels.kind.metrics
-    metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
-    each = labels.epsilon_of_one_label(epsilon)
-    return SelectionMechanism(each, metric, **labels.kind.mechanism_arguments())
 
 
 def _release_counts(

@@ -24,6 +24,7 @@ from tf_labeldp.mechanisms import (
     Mechanism,
     MetricMechanism,
     RegressionMechanism,
+    SelectionMechanism,
 )
 from tf_labeldp.mechanisms.metrics import ClassMetric
 
@@ -198,6 +199,38 @@ class LabelKind(abc.ABC):
         if of_predictions:
             metrics = tuple(name for name in metrics if name not in ("mean", "total"))
         return _validate.one_of("metric", metric, metrics)
+
+    def selection(self, epsilon: float, metric: str | None = None) -> SelectionMechanism:
+        """Returns the mechanism that selects by a metric; None is the first one of these labels."""
+        metric = self.metrics[0] if metric is None else metric
+        metric = _validate.one_of("metric", metric, self.metrics)
+        return SelectionMechanism(epsilon, metric, **self.mechanism_arguments())
+
+    def stacked_predictions(
+        self, predictions: Public[Sequence[Any]], metric: str, num_labels: int
+    ) -> np.ndarray:
+        """Returns the checked predictions of several models as ``selection`` takes them."""
+        candidates = [PublicInput.bare(candidate) for candidate in predictions]
+        if not candidates:
+            raise ValueError("expected the predictions of at least one model, got none.")
+        for candidate in candidates:
+            MetricMechanism.check_length(num_labels, np.shape(candidate)[0])
+        candidates = self.codes_of(candidates)
+        return np.stack([self.checked_predictions(metric, candidate) for candidate in candidates])
+
+    def class_weights(
+        self, class_weight: Public[Any], shares: Public[np.ndarray | None] = None
+    ) -> np.ndarray | None:
+        """Returns weights (K,) in the order of the classes; None for labels that are no classes.
+
+        ``"balanced"`` divides by released class shares (K,); without them, arguments are only
+        checked.
+        """
+        if class_weight is not None:
+            raise ValueError(
+                "class_weight is for classes, got numbers or rows of labels. Leave it out."
+            )
+        return None
 
     @abc.abstractmethod
     def check_loss(self, loss: Setting[Any], units: int) -> None:
@@ -481,6 +514,16 @@ class Classes(LabelKind):
     def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray:
         """Returns class codes (m,) for ``"accuracy"``, else probabilities (m, K)."""
         return self.class_metric(metric).checked(predictions)
+
+    def class_weights(
+        self, class_weight: Public[Any], shares: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        if class_weight is None:
+            return np.ones(self.num_classes)
+        if isinstance(class_weight, str):
+            _validate.one_of("class_weight", class_weight, ("balanced",))
+            return np.ones(self.num_classes) if shares is None else 1.0 / (len(shares) * shares)
+        return class_table(class_weight, self.class_values.tolist(), interval="(0, 1e38]")
 
     def describe(self) -> str:
         return f"{self.num_classes} classes"
