@@ -13,7 +13,7 @@ from pyarrow import types
 
 from tf_labeldp._validate import counted
 from tf_labeldp.cli._console import CommandError, explained
-from tf_labeldp.features.tables import columns_of
+from tf_labeldp.features.reader import FeatureRows
 
 _FEWEST_ROWS = 20
 """Fewer rows may differ in every column."""
@@ -78,7 +78,7 @@ def features_of(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
                 f"the column {name} has no value at all; leave it out: --drop {name}"
             )
     with explained(TypeError, ValueError):
-        return columns_of(table.select(names)) or {}
+        return FeatureRows(table.select(names)).table()
 
 
 def described(table: Any, features: Mapping[str, np.ndarray], label: str) -> str:

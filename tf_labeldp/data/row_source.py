@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_labeldp.data.examples import indexed, stored
 from tf_labeldp.features.reader import (
     FeatureRows,
-    check_lengths,
     check_numbers,
     dense,
     in_memory,
@@ -28,9 +27,10 @@ class RowSource:
         rows = FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
-        parts = FeatureRows(rows.network_inputs()).parts(indexed)
+        rows = FeatureRows(rows.network_inputs())
+        parts = rows.parts(indexed)
         self._parts = tf.nest.flatten(parts)
-        self.num_rows = check_lengths(self._parts)
+        self.num_rows = rows.num_inputs
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
         self._first = tf.nest.flatten(self._template)
 
