@@ -171,7 +171,7 @@ def test_rows_that_need_more_words_are_the_same_in_any_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["release", "key", "mechanism", "ids", "kind of ids", "label"])
-@pytest.mark.holds("vault.ReleaseKey", "vault.randomize_batch")
+@pytest.mark.holds("vault.ReleaseKey", "scale.randomize_batch")
 def test_all_that_a_draw_depends_on_makes_it_independent(what):
     ids, labels = np.arange(N), np.zeros(N, int)
     first = draw(ids, labels, RandomizedResponse(1.0, 2))

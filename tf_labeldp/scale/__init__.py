@@ -5,6 +5,7 @@ A draw is a function of a secret key and the row, so engines may recompute it.
 them.
 """
 
-from tf_labeldp.vault.keyed_draws import ReleaseKey, randomize_batch
+from tf_labeldp.scale._randomize_batch import randomize_batch
+from tf_labeldp.vault.keyed_draws import ReleaseKey
 
 __all__ = ["ReleaseKey", "randomize_batch"]
