@@ -27,10 +27,9 @@ class RowSource:
         rows = FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
-        rows = FeatureRows(rows.network_inputs())
-        parts = rows.parts(indexed)
+        parts = FeatureRows(rows.network_inputs()).parts(indexed)
         self._parts = tf.nest.flatten(parts)
-        self.num_rows = rows.num_inputs
+        self.num_rows = FeatureRows(parts).num_inputs
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
         self._first = tf.nest.flatten(self._template)
 

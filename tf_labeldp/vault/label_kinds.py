@@ -215,8 +215,9 @@ class LabelKind(abc.ABC):
             raise ValueError("expected the predictions of at least one model, got none.")
         for candidate in candidates:
             MetricMechanism.check_length(num_labels, np.shape(candidate)[0])
-        candidates = self.codes_of(candidates)
-        return np.stack([self.checked_predictions(metric, candidate) for candidate in candidates])
+        codes = self.codes_of(candidates)
+        checked: list[Any] = [self.checked_predictions(metric, each) for each in codes]
+        return np.stack(checked)
 
     def class_weights(
         self, class_weight: Public[Any], shares: Public[np.ndarray | None] = None
