@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -175,7 +174,10 @@ def poisson_batches(  # noqa: PLR0913 (sampling, weights and users of one table)
     _check_sizes(sampler)
     steps = _validate.integer_at_least("steps", steps, 1)
     sampling = Sampling(sampler, steps, seed, rows_of_units)
-    return PoissonBatches(source, labels, sample_weight, class_weight, sampling, public.receipts)
+    vaults = OutputLabels.vaults_of(labels)
+    return PoissonBatches(
+        source, labels, vaults, sample_weight, class_weight, sampling, public.receipts
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -390,17 +392,14 @@ class PoissonBatches:
     features: RowSource
     # Not public: the labels of an array are in it.
     _by_output: Any  # OutputLabels, or a dict or tuple of them
+    # An attribute, since statements of objects that a user holds look at their attributes.
+    vaults: tuple[PrivateLabels, ...]
     sample_weight: np.ndarray | None
     class_weight: Any
     sampling: Sampling
     receipts: tuple[Receipt, ...]
     _function: Callable[[Any], Any] | None = None  # of the features of a batch
     _openings: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-
-    @functools.cached_property
-    def vaults(self) -> tuple[PrivateLabels, ...]:
-        """The vaults of all outputs."""
-        return OutputLabels.vaults_of(self._by_output)
 
     @property
     def labels(self) -> PrivateLabels | None:
