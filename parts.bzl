@@ -10,8 +10,9 @@ PARTS = {
     "_progress": ["tqdm"],
     "_validate": ["numpy"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
-    # TensorFlow for the noise of training steps, which only `training` imports.
-    "mechanisms": ["numpy", "scipy", "opendp", "cryptography", "tensorflow"],
+    # The type of an event, and TensorFlow for the noise of training steps, which only `training`
+    # imports.
+    "mechanisms": ["numpy", "scipy", "dp_accounting", "opendp", "cryptography", "tensorflow"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; TensorFlow for `to_dataset`, and Keras for the
     # histories of models, on their calls.

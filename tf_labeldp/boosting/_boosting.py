@@ -333,7 +333,7 @@ class PrivateBoosting(Head):
         low, high = self._label_range or (0.0, 0.0)
         return np.clip(np.exp(scores) if self.loss == "poisson" else scores, low, high)
 
-    @available_if(Head._is_classifier)
+    @available_if(lambda self: not self._is_regressor())
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes, ``float64`` (m, K).
 

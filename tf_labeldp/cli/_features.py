@@ -14,6 +14,7 @@ from pyarrow import types
 from tf_labeldp._validate import counted
 from tf_labeldp.cli._console import CommandError, explained
 from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.vault import LabelKind
 
 _FEWEST_ROWS = 20
 """Fewer rows may differ in every column."""
@@ -147,7 +148,7 @@ def warnings_of_ids(table: Any, features: Mapping[str, np.ndarray]) -> list[str]
     return found
 
 
-def warnings_of_leaks(features: dict[str, np.ndarray], model: Any) -> list[str]:
+def warnings_of_leaks(features: dict[str, np.ndarray], model: Any, kind: LabelKind) -> list[str]:
     """Returns warnings of columns that alone predict nearly all labels, by the released model.
 
     Averages of its predictions over the rows with one value of a column estimate how well the
@@ -157,14 +158,16 @@ def warnings_of_leaks(features: dict[str, np.ndarray], model: Any) -> list[str]:
     size = next(iter(features.values())).shape[0]
     rows = np.random.default_rng(0).choice(size, min(size, _SAMPLE), replace=False)
     sample = {name: column[rows] for name, column in features.items()}
-    share_of = _share_of_variance if model._is_regressor() else _share_of_certainty
-    outputs = model.predict(sample) if model._is_regressor() else model.predict_proba(sample)
+    if kind.label_range is None:
+        outputs, share_of = model.predict_proba(sample), _share_of_certainty
+    else:
+        outputs, share_of = model.predict(sample), _share_of_variance
     found = []
     for name, column in sample.items():
         groups = _groups(column)
         if groups.max() * _ROWS_PER_VALUE > rows.size:
             continue
-        if share_of(outputs, groups, model._label_range):
+        if share_of(outputs, groups, kind.label_range):
             found.append(
                 f"by the released model, the column {name} alone predicts nearly all labels. If it "
                 "is made from the label, or known only after it, leave it out (training again is "

@@ -68,7 +68,7 @@ def run_train(args: argparse.Namespace) -> int:
         with _output(args.output):
             model = _estimator(args, delta).fit(features, vault)
             if args.images is None:
-                leaks = _features.warnings_of_leaks(features, model)
+                leaks = _features.warnings_of_leaks(features, model, vault.kind)
                 _warn(leaks)
                 warnings += leaks
             say(*_write(model, args, columns, warnings))

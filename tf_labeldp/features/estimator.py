@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import types
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp._progress import without_input_warnings
-from tf_labeldp.accounting import PublicInput, Receipt, Receipts
+from tf_labeldp.accounting import PublicInput, Receipt, Receipts, Setting
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features._containers import ArrayConvertible, KerasExport
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table, symbolic_inputs
@@ -169,7 +170,15 @@ class FeatureMap(TransformerMixin, Estimator):
     maps: tuple[Any, ...] = ()  # the maps whose features it has side by side
     finds_columns = True  # whether it checks the columns of a table itself
     _reads_columns = True  # whether it takes any table as a dict of columns
+    _keeps_features = False  # whether it is a ``PublicEncoder``, whose encoder may be of others
     receipts_: tuple[Receipt, ...] = ()
+
+    @staticmethod
+    def is_own(encoder: Setting[Any]) -> bool:
+        """Returns whether an encoder is a map of this library, or a method of one."""
+        inner = PublicInput.bare(encoder)
+        owner = inner.__self__ if isinstance(inner, types.MethodType) else inner
+        return isinstance(owner, FeatureMap) and not owner._keeps_features
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""

@@ -124,6 +124,7 @@ class PublicEncoder(FeatureMap):
     cache_dir: str | os.PathLike[str] | None = None
 
     _reads_columns = False
+    _keeps_features = True
     _built: tuple[Any, Any] = dataclasses.field(default=(None, None), init=False)
     _fitted_with: tuple[Any, ...] = dataclasses.field(default=(), init=False)
 
@@ -355,16 +356,9 @@ def fitted_encoder(encoder: Any, inputs: Any) -> Any:
     if isinstance(inner, PublicEncoder):
         inner.fit(inputs)
         return encoder
-    if inner is None or is_own_map(inner):
+    if inner is None or FeatureMap.is_own(inner):
         return encoder
     return PublicEncoder(encoder).fit(inputs)
-
-
-def is_own_map(encoder: Any) -> bool:
-    """Returns whether an encoder is a map of this library, or a method of one."""
-    inner = PublicInput.bare(encoder)
-    owner = inner.__self__ if isinstance(inner, types.MethodType) else inner
-    return isinstance(owner, FeatureMap) and not isinstance(owner, PublicEncoder)
 
 
 class _KeptFeatures:

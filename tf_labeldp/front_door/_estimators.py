@@ -36,7 +36,7 @@ from tf_labeldp.features.estimator import (
     FeatureMap,
     with_encoder,
 )
-from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.front_door._recommend import Choice, recommend
@@ -349,7 +349,7 @@ class _FrontDoor(Head):
 
     @property
     def _takes_raw(self) -> bool:
-        return self.encoder is not None and not is_own_map(self.encoder)
+        return self.encoder is not None and not FeatureMap.is_own(self.encoder)
 
     @property
     def _trains_network(self) -> bool:

@@ -255,7 +255,7 @@ class PrivateSearchCV(Head):
         self._check_fitted()
         return self.best_estimator_.predict(X)
 
-    @available_if(Head._is_classifier)
+    @available_if(lambda self: not self._is_regressor())
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's class probabilities (m, K)."""
         self._check_fitted()

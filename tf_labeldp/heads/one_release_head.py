@@ -34,7 +34,7 @@ from tf_labeldp.features.estimator import (
     note_release,
     with_encoder,
 )
-from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.design import Design, Fit, HeadTerms, Solution, Solver
@@ -89,7 +89,7 @@ class Head(Estimator, abc.ABC):
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
-    @available_if(lambda self: self._is_classifier())
+    @available_if(lambda self: not self._is_regressor())
     def predict_log_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the logarithms of ``predict_proba``; minus infinity where that is zero."""
         with np.errstate(divide="ignore"):
@@ -160,9 +160,6 @@ class Head(Estimator, abc.ABC):
 
     def _is_regressor(self) -> bool:
         return self._label_range is not None
-
-    def _is_classifier(self) -> bool:
-        return not self._is_regressor()
 
     def _outputs(self, X: Any) -> np.ndarray:
         """Returns numbers (m,), or probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
@@ -244,7 +241,7 @@ class OneReleaseHead(Head):
         # Reading features takes time, so labels in an array or a vault are checked first.
         self._check_arguments()
         source = None if y is None else self._source(y)
-        takes_raw = self.encoder is not None and not is_own_map(self.encoder)
+        takes_raw = self.encoder is not None and not FeatureMap.is_own(self.encoder)
         raw = FeatureRows(X)
         if source is not None and takes_raw and not raw.is_dataset:
             _validate.one_label_per_row(raw.num_inputs, len(source.vault))
@@ -300,7 +297,7 @@ class OneReleaseHead(Head):
         del scanned
         return design.fit(released.values), receipts
 
-    @available_if(Head._is_classifier)
+    @available_if(lambda self: not self._is_regressor())
     def decision_function(self, X: Public[Any]) -> np.ndarray:
         """Returns scores; a larger score means a likelier class.
 
@@ -327,7 +324,7 @@ class OneReleaseHead(Head):
             return (scores > 0.0).astype(np.int64)
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
-    @available_if(Head._is_classifier)
+    @available_if(lambda self: not self._is_regressor())
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes (m, K) or labels (m, L): sharpened softmax.
 
@@ -600,9 +597,9 @@ def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextMa
 
 def _is_of_this_library(encoder: Any) -> bool:
     encoder = PublicInput.bare(encoder)
-    if isinstance(encoder, FeatureMap) and is_own_map(encoder):
+    if isinstance(encoder, FeatureMap) and FeatureMap.is_own(encoder):
         return all(map(_is_of_this_library, (encoder.encoder, *encoder.maps)))
-    return encoder is None or is_own_map(encoder)
+    return encoder is None or FeatureMap.is_own(encoder)
 
 
 _FIXED: dict[str, Any] = {"trainable": False, "dtype": "float32"}

@@ -28,7 +28,7 @@ from tf_labeldp.mechanisms.priors import PriorRows
 from tf_labeldp.mechanisms.random_bits import Rng
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent
+    from dp_accounting import DpEvent
 
 _Self = TypeVar("_Self", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
