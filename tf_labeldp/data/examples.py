@@ -1,4 +1,4 @@
-"""Public features of all examples: data sets in memory, and sources that are read by number."""
+"""Data sets of the public features of all examples, read into memory."""
 
 from __future__ import annotations
 
@@ -7,50 +7,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import sparse
 
 from tf_labeldp import _validate
-from tf_labeldp.features.reader import FeatureRows, map_parts
+from tf_labeldp.features.reader import FeatureRows
 
 _NO_TUPLES = (
     "expected a data set of features alone, got tuples, such as (x, y). Give "
     "dataset.map(lambda x, y: x), and several inputs as a dict."
 )
-
-
-class _OneByOne:
-    """Reads several rows of a source that takes one integer, such as those of Grain."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, rows: np.ndarray) -> Any:
-        examples = [self._source[int(row)] for row in rows]
-        return map_parts(lambda *parts: np.stack(list(map(np.asarray, parts))), *examples)
-
-
-def indexed(part: Any) -> Any:
-    """Returns an array, a CSR matrix, or a source that takes an array of row numbers."""
-    if isinstance(part, np.ndarray) or sparse.issparse(part) or len(part) == 0:
-        return part
-    one_by_one = _OneByOne(part)
-    # Grain would pass an array of numbers on to the functions of one example.
-    if any(base.__module__.partition(".")[0] == "grain" for base in type(part).__mro__):
-        return one_by_one
-    some = np.arange(min(2, len(part)))
-    try:
-        part[some]
-    except Exception:
-        try:
-            one_by_one[some]
-        except Exception:
-            # Reading it raises the error for an array of row numbers, the way that is documented.
-            return part
-        return one_by_one
-    return part
 
 
 def stored(rows: FeatureRows, num_examples: int) -> Any:

@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.data.examples import indexed, stored
-from tf_labeldp.features.reader import (
-    FeatureRows,
-    check_numbers,
-    dense,
-    in_memory,
-    map_parts,
-)
+from tf_labeldp.data.examples import stored
+from tf_labeldp.features.reader import FeatureRows
 
 
 class RowSource:
@@ -27,16 +21,16 @@ class RowSource:
         rows = FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
-        parts = FeatureRows(rows.network_inputs()).parts(indexed)
+        parts = FeatureRows(rows.network_inputs()).by_number()
         self._parts = tf.nest.flatten(parts)
         self.num_rows = FeatureRows(parts).num_inputs
-        self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
+        self._template = tf.nest.map_structure(lambda part: part.first, parts)
         self._first = tf.nest.flatten(self._template)
 
     def check_numbers(self) -> None:
         """Raises unless all features are numbers."""
-        for part in self._first:
-            check_numbers(part.dtype)
+        for part in self._parts:
+            part.check_numbers()
 
     def check_not_extended(self, num_labels: int) -> None:
         """Raises if ``labels.extend`` has added labels, which would shift the rows."""
@@ -48,7 +42,7 @@ class RowSource:
 
     def whole(self) -> Any:
         """Returns all rows in the structure of the features; a source is read into memory."""
-        return self.pack([dense(in_memory(part)) for part in self._parts])
+        return self.pack([part.whole() for part in self._parts])
 
     def specs(self, num_rows: int) -> list[tf.TensorSpec]:
         """Returns the specs of what ``read`` returns."""
@@ -59,9 +53,10 @@ class RowSource:
 
     def in_memory(self) -> Any:
         """Returns all rows in the structure of the features; None if they are read when needed."""
-        if any(not isinstance(p, np.ndarray) or isinstance(p, np.memmap) for p in self._parts):
+        arrays = [part.array for part in self._parts]
+        if any(array is None or isinstance(array, np.memmap) for array in arrays):
             return None
-        return self.pack(self._parts)
+        return self.pack(arrays)
 
     def pack(self, parts: list[Any]) -> Any:
         """Returns the arrays of ``read`` in the structure of the features."""
@@ -73,10 +68,10 @@ class RowSource:
         distinct, places = np.unique(rows, return_inverse=True)
         sources: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
-            if isinstance(part, np.ndarray):
-                sources.append((part, rows))
+            if part.array is not None:
+                sources.append((part.array, rows))
             else:
-                sources += [(array, places) for array in tf.nest.flatten(_arrays(part, distinct))]
+                sources += [(array, places) for array in tf.nest.flatten(part.take(distinct))]
         buffers = []
         for first in self._first:
             buffer = np.empty((buffer_rows, *first.shape[1:]), kept_dtype(first.dtype))
@@ -98,18 +93,3 @@ class RowSource:
 def kept_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype of a batch: doubles become ``float32``, as in Keras; others stay."""
     return np.dtype(np.float32) if dtype == np.float64 else dtype.newbyteorder("=")
-
-
-def _arrays(part: Any, rows: np.ndarray) -> Any:
-    """Returns rows of an array or a source, as an array or a structure of arrays."""
-
-    def checked(rows_read: Any) -> np.ndarray:
-        array = dense(rows_read)
-        if array.shape[:1] != rows.shape:
-            raise ValueError(
-                f"expected source[rows] to return {rows.size} rows, got shape {array.shape}. "
-                "Return one row for each row number."
-            )
-        return array
-
-    return map_parts(checked, part[rows])

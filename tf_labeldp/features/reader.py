@@ -198,6 +198,14 @@ class FeatureRows:
         """
         return map_parts(lambda part: function(indexable(part)), self._inputs)
 
+    def by_number(self) -> Any:
+        """Returns the raw inputs as parts that are read by row number, in their dicts and tuples.
+
+        A part has ``len``, ``take(rows)``, ``first``, ``whole()``, ``check_numbers()``, and
+        ``array``, which is None unless the part is an array.
+        """
+        return map_parts(lambda part: _IndexedPart(_indexed(indexable(part))), self._inputs)
+
     def table(self, names: Setting[Sequence[str | int] | None] = None) -> dict[Any, np.ndarray]:
         """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix.
 
@@ -506,6 +514,79 @@ def in_memory(part: Any) -> Any:
 def dense(rows: Any) -> np.ndarray:
     """Returns rows in memory as an array, also those of a sparse matrix."""
     return rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
+
+
+class _IndexedPart:
+    """An array, a CSR matrix or a row source, whose rows are read by their numbers."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self.array = rows if isinstance(rows, np.ndarray) else None
+
+    def __len__(self) -> int:
+        return check_lengths([self._rows])
+
+    @functools.cached_property
+    def first(self) -> Any:
+        """Row 0, as ``take`` returns it."""
+        return self.take(np.zeros(1, np.int64))
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Returns rows as an array (m, ...), or as a source's structure of such arrays."""
+
+        def checked(rows_read: Any) -> np.ndarray:
+            array = dense(rows_read)
+            if array.shape[:1] != rows.shape:
+                raise ValueError(
+                    f"expected source[rows] to return {rows.size} rows, got shape {array.shape}. "
+                    "Return one row for each row number."
+                )
+            return array
+
+        return map_parts(checked, self._rows[rows])
+
+    def whole(self) -> np.ndarray:
+        """Returns all rows as an array; a source is read into memory."""
+        return dense(in_memory(self._rows))
+
+    def check_numbers(self) -> None:
+        """Raises unless the rows are numbers."""
+        map_parts(lambda array: check_numbers(array.dtype), self.first)
+
+
+class _OneByOne:
+    """Reads several rows of a source that takes one integer, such as those of Grain."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, rows: np.ndarray) -> Any:
+        examples = [self._source[int(row)] for row in rows]
+        return map_parts(lambda *parts: np.stack(list(map(np.asarray, parts))), *examples)
+
+
+def _indexed(part: Any) -> Any:
+    """Returns an array, a CSR matrix, or a source that takes an array of row numbers."""
+    if isinstance(part, np.ndarray) or sparse.issparse(part) or len(part) == 0:
+        return part
+    one_by_one = _OneByOne(part)
+    # Grain would pass an array of numbers on to the functions of one example.
+    if any(base.__module__.partition(".")[0] == "grain" for base in type(part).__mro__):
+        return one_by_one
+    some = np.arange(min(2, len(part)))
+    try:
+        part[some]
+    except Exception:
+        try:
+            one_by_one[some]
+        except Exception:
+            # Reading it raises the error for an array of row numbers, the way that is documented.
+            return part
+        return one_by_one
+    return part
 
 
 def check_lengths(parts: list[Any]) -> int:
