@@ -158,10 +158,8 @@ def warnings_of_leaks(features: dict[str, np.ndarray], model: Any, kind: LabelKi
     size = next(iter(features.values())).shape[0]
     rows = np.random.default_rng(0).choice(size, min(size, _SAMPLE), replace=False)
     sample = {name: column[rows] for name, column in features.items()}
-    if kind.label_range is None:
-        outputs, share_of = model.predict_proba(sample), _share_of_certainty
-    else:
-        outputs, share_of = model.predict(sample), _share_of_variance
+    outputs = kind.outputs_of(model, sample)
+    share_of: Any = _share_of_certainty if kind.label_range is None else _share_of_variance
     found = []
     for name, column in sample.items():
         groups = _groups(column)

@@ -190,8 +190,10 @@ class _HeldOut:
 
     def evaluate(self, head: Any) -> Evaluation:
         # The metric depends on the model, and so on the labels that it learnt from.
-        predictions = PublicInput(head._outputs(self.inputs.features), head.receipts_)
-        return self.inputs.labels.evaluate(predictions, self.metric, self.price, key=self.key)
+        labels = self.inputs.labels
+        outputs = labels.kind.outputs_of(head, self.inputs.features)
+        predictions = PublicInput(outputs, head.receipts_)
+        return labels.evaluate(predictions, self.metric, self.price, key=self.key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -102,14 +102,13 @@ class _PlannedSearch:
         # Each charge covers the releases of one fit, whose names begin with its own.
         uses = [*((use, self.charge) for use in self.fits), (of_choice, self.choice)]
         with LabelsTogether.reserve(uses, self.public):
-            predictions = []
+            labels, predictions = self.held_out.labels, []
             for model in self.models:
                 rows = self.public.with_value(self.train.features)
                 model.fit(rows, self.train.labels, **weighted)
-                predictions.append(model._outputs(self.held_out.features))
+                predictions.append(labels.kind.outputs_of(model, self.held_out.features))
             # The choice depends on all fits, and another outcome of it leaves another estimator.
             of_fits = Receipts.merged(*(model.receipts_ for model in self.models))
-            labels = self.held_out.labels
             stacked = labels.kind.stacked_predictions(predictions, self.choice.metric, len(labels))
             released = of_choice.release(self.choice, PublicInput(stacked, of_fits))
         return Receipts.merged(of_fits, released.receipts), int(released.values)

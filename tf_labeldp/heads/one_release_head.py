@@ -161,10 +161,6 @@ class Head(Estimator, abc.ABC):
     def _is_regressor(self) -> bool:
         return self._label_range is not None
 
-    def _outputs(self, X: Any) -> np.ndarray:
-        """Returns numbers (m,), or probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
-        return self.predict(X) if self._is_regressor() else self.predict_proba(X)
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, RegressorTags  # from 1.6 on, which asks for them
 

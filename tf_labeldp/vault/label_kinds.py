@@ -200,6 +200,12 @@ class LabelKind(abc.ABC):
             metrics = tuple(name for name in metrics if name not in ("mean", "total"))
         return _validate.one_of("metric", metric, metrics)
 
+    def outputs_of(self, model: Public[Any], features: Public[Any]) -> np.ndarray:
+        """Returns a model's numbers (m,) or probabilities (m, K), as ``evaluate`` takes them."""
+        if self.label_range is not None:
+            return model.predict(features)
+        return model.predict_proba(features)
+
     def selection(self, epsilon: float, metric: str | None = None) -> SelectionMechanism:
         """Returns the mechanism that selects by a metric; None is the first one of these labels."""
         metric = self.metrics[0] if metric is None else metric
