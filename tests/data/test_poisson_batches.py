@@ -51,9 +51,11 @@ def sampled(batches: PoissonBatches, steps: int) -> list[list[int]]:
 
 def test_the_numbers_that_steps_are_charged_by_are_fixed() -> None:
     batches: Any = make()
-    for name in ("sampling_probability", "steps", "group_size", "sampling"):
+    for name in ("sampling_probability", "steps", "group_size", "seeded"):
         with pytest.raises(AttributeError):
             setattr(batches, name, 1)
+    # The attributes of a sampler can be changed, so batches show none.
+    assert "sampling" not in dir(batches)
 
 
 def test_rows_of_labels_come_as_they_are() -> None:

@@ -386,17 +386,17 @@ def _labels_of_columns(labels: Any, columns: Any) -> Any:
 class PoissonBatches:
     """The batches of ``poisson_batches``; shows their sampling, and no batch or label.
 
-    The one frozen ``sampling`` is what steps are charged by and batches are drawn by.
+    The one frozen ``Sampling`` is what steps are charged by and batches are drawn by.
     """
 
-    features: RowSource
+    _features: RowSource
     # Not public: the labels of an array are in it.
     _by_output: Any  # OutputLabels, or a dict or tuple of them
     # An attribute, since statements of objects that a user holds look at their attributes.
     vaults: tuple[PrivateLabels, ...]
     sample_weight: np.ndarray | None
     class_weight: Any
-    sampling: Sampling
+    _sampling: Sampling
     receipts: tuple[Receipt, ...]
     _function: Callable[[Any], Any] | None = None  # of the features of a batch
     _openings: Iterator[int] = dataclasses.field(default_factory=itertools.count)
@@ -409,52 +409,52 @@ class PoissonBatches:
     @property
     def num_examples(self) -> int:
         """The number of examples."""
-        return self.features.num_rows
+        return self._features.num_rows
 
     @property
     def num_units(self) -> int:
         """The number of examples, or of users."""
-        return self.sampling.sampler.num_units
+        return self._sampling.sampler.num_units
 
     @property
     def sampling_probability(self) -> float:
         """The probability with which a unit enters a batch."""
-        return self.sampling.sampler.probability
+        return self._sampling.sampler.probability
 
     @property
     def expected_batch_size(self) -> float:
         """The mean number of units in a batch."""
-        return self.sampling.sampler.expected_size
+        return self._sampling.sampler.expected_size
 
     @property
     def buffer_size(self) -> int:
         """The most units in a batch."""
-        return self.sampling.sampler.buffer_size
+        return self._sampling.sampler.buffer_size
 
     @property
     def disjoint_size(self) -> int:
         """The number of units per disjoint batch: the expected size, rounded."""
-        return self.sampling.disjoint_size
+        return self._sampling.disjoint_size
 
     @property
     def steps(self) -> int:
         """Steps per epoch."""
-        return self.sampling.steps
+        return self._sampling.steps
 
     @property
     def group_size(self) -> int:
         """Rows per unit."""
-        return self.sampling.group_size
+        return self._sampling.group_size
 
     @property
     def privacy_unit(self) -> str:
         """``"label"`` or ``"user"``."""
-        return "label" if self.sampling.rows_of_units is None else "user"
+        return "label" if self._sampling.rows_of_units is None else "user"
 
     @property
     def seeded(self) -> bool:
         """Whether a seed makes the batches repeatable."""
-        return self.sampling.seed is not None
+        return self._sampling.seed is not None
 
     def map(self, function: Public[Callable[[Any], Any]]) -> PoissonBatches:
         """Returns these batches with a function applied to the features, such as augmentation.
@@ -503,15 +503,15 @@ class PoissonBatches:
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
         for part in tf.nest.flatten(self._by_output):
-            self.features.check_not_extended(len(part))
+            self._features.check_not_extended(len(part))
         reader = _BatchReader(
-            self.features,
+            self._features,
             self.sample_weight,
             self.buffer_size * self.group_size,
             [_OpenedLabels.of(part) for part in tf.nest.flatten(self._by_output)],
             alt_examples,
         )
-        features = self.features
+        features = self._features
         spec: tuple[Any, ...] = (
             features.pack(features.specs(reader.rows)),
             tf.nest.pack_sequence_as(self._by_output, reader.label_specs()),
@@ -522,7 +522,7 @@ class PoissonBatches:
         flat_spec = tf.nest.flatten(spec)
         function = self._function or (lambda part: part)
         opening = next(self._openings)
-        one_ahead = _OneAhead(reader.batches(self.sampling, opening, disjoint))
+        one_ahead = _OneAhead(reader.batches(self._sampling, opening, disjoint))
 
         def element(step: tf.Tensor) -> tuple[Any, ...]:
             tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])
@@ -537,11 +537,11 @@ class PoissonBatches:
 
     def features_in_memory(self) -> Any:
         """Returns all features; None if they are read or mapped when needed."""
-        return None if self._function else self.features.in_memory()
+        return None if self._function else self._features.in_memory()
 
     def feature_specs(self) -> Any:
         """Returns the specs of the features of a batch, in their structure."""
-        specs = self.features.pack(self.features.specs(self.buffer_size * self.group_size))
+        specs = self._features.pack(self._features.specs(self.buffer_size * self.group_size))
         if self._function is None:
             return specs
 
