@@ -14,6 +14,7 @@ from tf_labeldp.mechanisms import (
     ChannelMechanism,
     ClassChannel,
     PriorMechanism,
+    RandomizedResponse,
     check_mechanism,
     random_bits,
 )
@@ -280,12 +281,24 @@ def test_a_draw_of_its_own_takes_a_plug_in_its_keyed_draws():
         def randomize(self, labels, public=None, *, rng=None):
             return super().randomize(labels, public, rng=rng)
 
+    class WithOwnNoise(TableOfClasses):
+        def _noisy(self, labels, rng):
+            return super()._noisy(labels, None)
+
+    class WithCopiedName(RandomizedResponse):
+        @functools.wraps(RandomizedResponse.randomize)
+        def randomize(self, labels, priors=None, *, rng=None):
+            return super().randomize(labels, priors)
+
     class ByPrior(PriorMechanism):
         def set_sizes(self, priors):
             return np.full(len(priors), 2)
 
-    with pytest.raises(TypeError, match=r"keyed draws need .*TableOfClasses.*, got WithOwnDraw"):
-        randomize_batch([1], [0], WithOwnDraw(1.0, TABLE), bytes(32), "first")
+    own = (WithOwnDraw(1.0, TABLE), WithOwnNoise(1.0, TABLE), WithCopiedName(1.0, 3))
+    for mechanism in own:
+        name = type(mechanism).__name__
+        with pytest.raises(TypeError, match=rf"keyed draws need .*TableOfClasses.*, got {name}"):
+            randomize_batch([1], [0], mechanism, bytes(32), "first")
     drawn = randomize_batch([1], [0], ByPrior(1.0, 3), bytes(32), "first", np.full(3, 1 / 3))
     assert drawn.shape == (1,)
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _Self = TypeVar("_Self", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
+_DRAWS = frozenset({"randomize", "_noisy", "_drawn_outputs"})
+"""Methods that take random words. With one of its own, a plug-in may draw a row again by others."""
 _UNSET = re.compile(r", \w+=None|(?<=\()\w+=None(?:, )?")
 """Arguments that are None in the ``repr`` of a mechanism."""
 
@@ -225,17 +227,21 @@ class LabelMechanism(Mechanism):
     """Whether a noisy label depends on its own label alone; not asked of plug-ins."""
     has_keyed_draws: ClassVar[bool] = False
     """Whether a draw takes the same number of random words for each label, and nothing else, so
-    that a key can give each row its words again; not asked of a plug-in's own ``randomize``."""
+    that a key can give each row its words again; not asked of a plug-in's own draw."""
 
     @staticmethod
     def with_keyed_draws() -> list[type[LabelMechanism]]:
-        """Returns the classes that have keyed draws; plug-ins have those of our ``randomize``."""
+        """Returns the classes that have keyed draws; plug-ins have those that they inherit."""
         return [
             kind
             for kind in _REGISTRY.values()
             if issubclass(kind, LabelMechanism)
             and kind.has_keyed_draws
-            and kind.randomize.__module__.startswith("tf_labeldp.")
+            and all(
+                Mechanism.is_of_this_library(attribute.defining_class)
+                for attribute in inspect.classify_class_attrs(kind)
+                if attribute.name in _DRAWS
+            )
             and not inspect.isabstract(kind)
         ]
 
