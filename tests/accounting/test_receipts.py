@@ -772,6 +772,18 @@ def test_budgets_of_label_sets_of_the_same_people_add_up():
     assert adaptive(kept(NORTH, 2.0), kept(SOUTH, 1.0), kept(A, 4.0)) == (6.0, 2e-5)
 
 
+def test_a_statement_over_populations_is_in_the_order_of_its_receipts():
+    """Else two processes would write the same statement with two digests, and count it twice."""
+    names = [f"population {number}" for number in range(6)]
+    receipts = []
+    for name in names:
+        charge = dataclasses.replace(pure(0.5), assumptions=(f"Of {name}.",))
+        receipts.append(Receipt(LabelSet(name, SIZE, name), charge, "a draw"))
+    for order in (receipts, receipts[::-1]):
+        stated = [str(note) for note in Receipts(order).guarantee().assumptions]
+        assert stated[:6] == [f"Of {receipt.labels.name}." for receipt in order]
+
+
 def test_without_a_budget_nothing_is_stated_for_adaptive_use():
     """A receipt of 0.3, a declaration, and more than a budget allows."""
     kept = spent(A, 0.5, budget_epsilon=0.6)

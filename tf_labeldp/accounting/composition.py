@@ -331,13 +331,15 @@ class Composition:
             of = fact.labels.people
             # Receipts that contradict each other leave open which people these are.
             people[fact.labels.name] = of if people.get(fact.labels.name, of) == of else None
-        populations = set(people.values()) - {None}
+        # In the order of the receipts, so that a statement is the same text in any process.
+        populations = [of for of in dict.fromkeys(people.values()) if of is not None]
         own_people = None if labels is None else labels.people
         if labels is not None:
             people.pop(labels.name, None)
             if labels.people is not None:
                 people = {name: of for name, of in people.items() if of in (None, labels.people)}
-        for population in set(people.values()) - {None} or {own_people}:
+        possible = dict.fromkeys(of for of in people.values() if of is not None)
+        for population in possible or [own_people]:
             # These label sets may be of the same people.
             same = [name for name, of in people.items() if of in (population, None)]
             # A use of unknown people, or of several populations, may be of anyone.

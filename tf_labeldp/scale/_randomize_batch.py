@@ -33,8 +33,8 @@ def randomize_batch(
     Args:
         ids: whole numbers or texts (n,), as an Arrow or NumPy array or a list, none missing.
         labels: labels (n,) of the mechanism.
-        mechanism: ``RandomizedResponse``, ``RRTopK``, ``RRWithPrior``, ``InformativeRR`` or
-            ``RROnBins``.
+        mechanism: one with ``has_keyed_draws``, such as ``RandomizedResponse``, ``RRTopK``,
+            ``RRWithPrior``, ``RROnBins`` or a ``ClassChannel`` of a plug-in.
         key: the secret of 32 bytes, ``ReleaseKey.secret``.
         release: the name of the release.
         priors: public probabilities for mechanisms that use priors: (K,) for all rows, (n, K), or
