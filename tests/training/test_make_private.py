@@ -130,9 +130,14 @@ def test_the_loss_of_a_compiled_model_stays():
     assert made(model)[0].loss is loss
 
 
-def test_normalisation_over_the_batch_is_replaced_with_a_warning():
+class SyncBatchNormalization(layers.BatchNormalization):
+    """As a layer of another package that derives from Keras's."""
+
+
+@pytest.mark.parametrize("of", [layers.BatchNormalization, SyncBatchNormalization])
+def test_normalisation_over_the_batch_is_replaced_with_a_warning(of):
     inputs = keras.Input((6, 6, 2))
-    hidden = layers.BatchNormalization(name="mixes")(layers.Conv2D(12, 3)(inputs))
+    hidden = of(name="mixes")(layers.Conv2D(12, 3)(inputs))
     kept = layers.Dense(3)
     model = keras.Model(inputs, kept(layers.Flatten()(hidden)))
     with pytest.warns(UserWarning, match=r"\['mixes'\] normalise over the batch.*freeze them"):

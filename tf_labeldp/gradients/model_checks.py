@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,25 +16,30 @@ from tf_labeldp.features.tables import symbolic_inputs
 _CHANNELS_PER_GROUP = 8
 
 
-class _Mixing(NamedTuple):
-    """How to do without a family of layers that mix the examples of a batch."""
-
-    advice: str
-    # Returns the layer that may take the place of a layer; None leaves the choice to the caller.
-    replacement: Callable[[Any], keras.Layer] | None = None
-
-    @staticmethod
-    def of(layer: Any) -> _Mixing | None:
-        """Returns the family of a layer; None if it keeps examples apart."""
-        families = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _MIXING]
-        # A frozen BatchNormalization uses its moving averages, not the batch.
-        if not families or (families == ["BatchNormalization"] and not layer.trainable):
-            return None
-        return _MIXING[families[0]]
+_NORMALIZE = "use LayerNormalization or GroupNormalization"
+# What to do without layers that mix the examples of a batch, by the name of a base class, to
+# include layers of other packages.
+_MIXING = {
+    "BatchNormalization": _NORMALIZE,
+    "SyncBatchNormalization": _NORMALIZE,
+    "BatchRenormalization": _NORMALIZE,
+    "MixUp": "mix noisy labels in plain training, with tf_labeldp.keras_layers.Mixup",
+    "CutMix": "augment each image by itself, for instance with RandomCrop",
+    "SpectralNormalization": "bound the weights with a kernel_constraint",
+}
 
 
-def _group_normalization(layer: Any) -> keras.Layer:
-    """Returns normalization of each example alone, on the axis of a BatchNormalization.
+def _without_mixing(layer: Any) -> str | None:
+    """Returns what to do without a layer that mixes examples; None if it keeps them apart."""
+    families = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _MIXING]
+    # A frozen BatchNormalization uses its moving averages, not the batch.
+    if not families or (families == ["BatchNormalization"] and not layer.trainable):
+        return None
+    return _MIXING[families[0]]
+
+
+def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.Layer:
+    """Returns normalization of each example alone, on the same axis.
 
     The number of groups divides that of the channels.
     """
@@ -42,18 +47,6 @@ def _group_normalization(layer: Any) -> keras.Layer:
     most = max(1, channels // _CHANNELS_PER_GROUP)
     groups = next(count for count in range(most, 0, -1) if channels % count == 0)
     return keras.layers.GroupNormalization(groups, axis=layer.axis, epsilon=layer.epsilon)
-
-
-_NORMALIZE = "use LayerNormalization or GroupNormalization"
-# By the name of a base class, to include layers of other packages.
-_MIXING = {
-    "BatchNormalization": _Mixing(_NORMALIZE, _group_normalization),
-    "SyncBatchNormalization": _Mixing(_NORMALIZE),
-    "BatchRenormalization": _Mixing(_NORMALIZE),
-    "MixUp": _Mixing("mix noisy labels in plain training, with tf_labeldp.keras_layers.Mixup"),
-    "CutMix": _Mixing("augment each image by itself, for instance with RandomCrop"),
-    "SpectralNormalization": _Mixing("bound the weights with a kernel_constraint"),
-}
 
 
 class InspectedModel:
@@ -171,9 +164,9 @@ class InspectedModel:
         """
         model, layers = self._model, self.layers
         problems = [
-            f"{layer.name!r} ({type(layer).__name__}): {mixing.advice}"
+            f"{layer.name!r} ({type(layer).__name__}): {advice}"
             for layer in layers
-            if (mixing := _Mixing.of(layer)) is not None
+            if (advice := _without_mixing(layer)) is not None
         ]
         if problems:
             raise ValueError(
@@ -208,19 +201,18 @@ class InspectedModel:
             )
 
     def without_mixing_layers(self) -> keras.Model:
-        """Returns the model, or a copy that shares all layers that have no replacement.
+        """Returns the model, or a copy that shares all layers but batch normalisations.
 
-        A layer inside another model, or of a family without a replacement, stays:
-        ``check_layers`` names it.
+        One inside another model stays, and so do other layers: ``check_layers`` names them.
         """
         model, replaced = self._model, []
 
         def kept(layer: keras.Layer) -> keras.Layer:
-            mixing = _Mixing.of(layer)
-            if mixing is None or mixing.replacement is None:
+            # By its class and not by a name: the replacement reads the attributes of Keras's layer.
+            if not isinstance(layer, keras.layers.BatchNormalization) or not layer.trainable:
                 return layer
             replaced.append(layer.name)
-            return mixing.replacement(layer)
+            return _group_normalization(layer)
 
         if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
             return model
