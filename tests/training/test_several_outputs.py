@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import pathlib
 from typing import Any
 
 import keras
@@ -15,7 +18,7 @@ from tf_labeldp.accounting import BudgetExceededError, public_input
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.plugins import Batch, Clip, OutputLosses, PerExampleClipping, Speed
 from tf_labeldp.training import GaussNewton, LabelDPModel, SelfConv
-from tf_labeldp.vault import Rows, Store
+from tf_labeldp.vault import LabelStoreError, Rows, Store
 
 layers, losses = keras.layers, keras.losses
 RNG = np.random.default_rng(5)
@@ -308,21 +311,22 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
 
 
 @pytest.mark.slow
-def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_charge_that_fails_halfway_takes_no_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """The vault that was charged keeps the charge, and a later fit charges both."""
-    labels, model = two_vaults(), compiled()
-    # The disk is full within a charge, which no public name offers.
-    before, keep = model.get_weights(), labels["kind"]._uses.ledger.keep
+    labels = {"click": vault(CLICKS, 2), "kind": vault(KINDS, K, store=tmp_path / "kind")}
+    model = compiled()
+    before, made = model.get_weights(), batches(labels)
 
-    def full_disk(**content: Any) -> Any:
-        if "receipt" in content:
-            raise OSError("no space left")
-        return keep(**content)
+    def full(descriptor: int) -> None:
+        if labels["click"].guarantee().epsilon:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(labels["kind"]._uses.ledger, "keep", full_disk)
-        with pytest.raises(OSError, match="no space left"):
-            model.fit(batches(labels), verbose=0)
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(LabelStoreError, match="No space left"):
+            model.fit(made, verbose=0)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert labels["click"].guarantee().epsilon == pytest.approx(after(1))
