@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def what_stays_is_not_searched_again() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def fits_of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process adds up the fits on arrays of the same rows: tests must not see each other's."""
+    source = sys.modules.get("tf_labeldp.heads.label_source")
+    if source is not None:
+        monkeypatch.setattr(source, "_FITS", type(source._FITS)())
 
 
 @pytest.fixture(scope="session")

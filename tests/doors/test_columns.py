@@ -24,7 +24,7 @@ from tf_labeldp.data import poisson_batches
 from tf_labeldp.features import RandomFourierFeatures, find_clusters, to_inputs
 from tf_labeldp.heads import PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism
-from tf_labeldp.plugins import Clusters
+from tf_labeldp.plugins import Clusters, open_for_training
 from tf_labeldp.scale import randomize_batch
 from tf_labeldp.vault import Classes, Numbers
 
@@ -168,9 +168,10 @@ def users_of(column: Any) -> list[int]:
 
 def users_of_batches(column: Any) -> Any:
     arguments: dict[str, Any] = {"sampling_probability": 1.0, "steps": 1, "insecure_seed": 0}
-    x, y = np.zeros((N, 2), np.float32), np.arange(N) % 2
+    x, y = np.arange(N, dtype=np.float32).reshape(N, 1), np.arange(N) % 2
     found = poisson_batches(x, y, users=column, max_examples_per_user=2, **arguments)
-    return np.sort(found.sampling.rows_of_units, axis=1).tolist()
+    rows, _, weights = next(iter(open_for_training(found, alt_examples=0)))
+    return rows.numpy().tolist(), weights.numpy().tolist()
 
 
 def codes_of(column: Any, values: list[Any]) -> list[int]:

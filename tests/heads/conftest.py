@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 from fits import fits_apart as fits_apart
-from fits import fits_of_this_test_alone as fits_of_this_test_alone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,12 +11,6 @@ from tf_labeldp.heads import label_source
 from tf_labeldp.mechanisms import LabelMomentMechanism
 
 
-@pytest.fixture(autouse=True)
-def fits_of_this_test_alone(monkeypatch):
-    """A process adds up the fits on arrays of the same rows: tests must not see each other's."""
-    monkeypatch.setattr(label_source, "_FITS", label_source._Fits())
-
-
 @pytest.fixture
 def fits_apart(monkeypatch):
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
