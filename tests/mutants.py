@@ -69,7 +69,7 @@ PARTS = {
         "tests/heads/test_head_guarantee.py tests/heads/test_private_ridge.py "
         "tests/heads/test_private_logistic_regression.py tests/heads/test_allocation.py "
         "tests/heads/test_public_rows.py tests/heads/test_fits_on_arrays.py "
-        "tests/heads/test_keras_export.py",
+        "tests/heads/test_keras_export.py tests/heads/test_weights.py",
     ),
     # Parts that carry receipts.
     "features": (

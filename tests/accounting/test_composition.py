@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -115,6 +116,21 @@ def test_a_composition_that_is_kept_states_what_one_of_all_receipts_does(receipt
         assert kept.guarantee(0.0).epsilon == worst_person(receipts)
     else:
         assert kept.guarantee(delta) == PrivacyGuarantee(0.0)
+
+
+@pytest.mark.parametrize("own", ["", "a", "b"])
+def test_a_shared_use_counts_once_at_any_time(own):
+    """Its first receipt was counted as that of one label set, until there were more."""
+    receipts = [spent(LabelSet(name, SIZE), 0.5, [0], use="step") for name in "abc"]
+    receipts.append(spent(LABEL_SETS[0], 0.25, [1]))
+    for order in itertools.permutations(receipts):
+        kept = Composition(own=own)
+        for number, one in enumerate(order, 1):
+            kept.add(one)
+            together = Composition(order[:number], own=own).guarantee(0.0)
+            assert kept.guarantee(0.0).epsilon == together.epsilon
+        # In a ledger the use is that of its own example alone, or of another set's.
+        assert together.epsilon == (0.5 if own == "a" else 0.75)
 
 
 @BOUNDED

@@ -111,6 +111,15 @@ STATED = {
         1.75,
         (),
     ),
+    "a use whose number of labels one of its receipts has": (
+        [
+            spent(LabelSet("a", 0), 1.0, id="k"),
+            spent(LabelSet("a", 5), 1.0, id="k"),
+            spent(LabelSet("a", 9), 0.75, [8]),
+        ],
+        1.75,
+        (),
+    ),
     "one shared example": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [2, 3])], 1.5, ()),
     "in pairs": (
         [spent(A, 1.0, [0, 1]), spent(A, 0.5, [1, 2]), spent(A, 0.25, [2, 0])],
@@ -715,6 +724,24 @@ def test_a_use_of_several_label_sets_counts_once(order):
     assert Receipts([*receipts, *more]).guarantee().epsilon == 2.0
     again = spent(receipts[0].labels, 0.5, use="step 1")
     assert Receipts([*receipts, again]).guarantee().epsilon == 1.0
+
+
+PEOPLE_OF_A_USE = {
+    "one population": ((NORTH, LATER), {"north": 1.5, "south": 1.0, None: 1.5}),
+    "two populations": ((NORTH, SOUTH), {"north": 1.5, "south": 1.5, None: 1.5}),
+    "one of them unknown": ((NORTH, A), {"north": 1.5, "south": 1.5, None: 1.5}),
+}
+
+
+@pytest.mark.parametrize("case", PEOPLE_OF_A_USE)
+def test_a_shared_use_counts_for_the_people_of_its_label_sets(case):
+    """For everybody if these are not known to be of one population."""
+    sets, expected = PEOPLE_OF_A_USE[case]
+    for people, epsilon in expected.items():
+        other = spent(LabelSet("another", SIZE, people), 1.0)
+        receipts = [other, *(spent(labels, 0.5, use="step") for labels in sets)]
+        for order in itertools.permutations(receipts):
+            assert Receipts(order).guarantee().epsilon == epsilon
 
 
 OPTIONAL = {"use": "step", "plan": "a plan", "plan_uses": 3, "budget_epsilon": 2.0}

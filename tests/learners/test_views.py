@@ -239,6 +239,20 @@ def test_weak_views_shift_and_mirror():
     assert np.all(maps(weak_views(), 50)[:, 1, 1] > 0)
 
 
+def test_one_warp_zooms_then_turns_and_shifts():
+    found = maps(layer_of("RandomWarp", 0.1, True, 0.05, 0.2))
+    sides = np.linalg.norm(found[..., :2], axis=1)
+    turns = found[..., :2] / sides[:, None]
+    turns[:, :, 1] *= np.sign(np.linalg.det(turns))[:, None]
+    products = np.einsum("nij,nkj->nik", turns, turns)
+    np.testing.assert_allclose(products, np.broadcast_to(np.eye(2), (200, 2, 2)), atol=1e-3)
+    # A twentieth of a full turn.
+    assert_uniform(np.degrees(np.arctan2(turns[:, 0, 1], turns[:, 0, 0])), -18, 18)
+    for axis in range(2):
+        assert_uniform(sides[:, axis], 0.8, 1.2)
+        assert_uniform(found[:, axis, 2] / SIDE, -0.1, 0.1)
+
+
 def test_crops_have_the_published_area_and_ratio():
     found = maps(sim_clr_views(strength=0.0, smallest=0.2), 300)
     tall, wide = found[:, 0, 0], found[:, 1, 1]

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,26 @@ def test_examples_in_a_file_are_among_the_labels() -> None:
     ):
         with pytest.raises(ReceiptError, match="damaged or was edited"):
             Receipt.from_json(sealed({**fields, "examples": base64.b64encode(bits).decode()}))
+
+
+@pytest.mark.parametrize("total", [2, 5, 8, 9, 16, 23])
+def test_the_last_example_is_read_and_no_bit_after_it(total: int) -> None:
+    labels, whole = LabelSet("a", total), -(-total // 8) * 8
+    for rows in ([0], [total - 1]):
+        fields = Receipt(labels, CHARGE, "a draw", examples=rows).to_json()
+        assert np.asarray(Receipt.from_json(fields).examples).tolist() == rows
+    for row in range(total, whole):
+        bits = base64.b64encode(bits_of([row], whole)).decode()
+        with pytest.raises(ReceiptError, match=f"not among {total}"):
+            Receipt.from_json(sealed({**fields, "examples": bits}))
+
+
+def test_no_more_is_unpacked_than_the_examples_take() -> None:
+    """Else a short file may keep a reader busy: here the damage at the end is not reached."""
+    fields = Receipt(LabelSet("a", 5), CHARGE, "a draw", examples=[1, 2]).to_json()
+    damaged = zlib.compress(bytes(1 << 20))[:-8] + bytes(8)
+    with pytest.raises(ReceiptError, match="not among 5"):
+        Receipt.from_json(sealed({**fields, "examples": base64.b64encode(damaged).decode()}))
 
 
 def test_a_field_of_a_newer_version_is_no_damage() -> None:

@@ -603,6 +603,19 @@ def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
         assert own["epsilon"] == 2.0
 
 
+@pytest.mark.parametrize("inputs", [0, 1, 2])
+def test_a_statement_has_the_number_of_rows_of_its_own_labels_alone(key, inputs):
+    receipts = ()
+    for size in range(3, 3 + inputs):
+        vault = PrivateLabels([0, 1] * size, num_classes=2, budget=PrivacyBudget(1.0))
+        receipts += vault.randomize(RandomizedResponse(1.0, 2)).receipts
+    key.register("a", RRWithPrior(1.0, 2), Priors(np.full((1, 2), 0.5), receipts=receipts))
+    without, found = (json.loads(key.statement("a", rows))["receipts"] for rows in (None, 1000))
+    assert [each["labels"]["size"] for each in without] == [*[6, 8][:inputs], 0]
+    assert found[:-1] == without[:-1] and len(found) == inputs + 1
+    assert found[-1]["labels"] == {**without[-1]["labels"], "size": 1000}
+
+
 VAULTS = {
     "label": {"num_classes": 2},
     "user": {"num_classes": 2, "users": np.arange(600) // 3},

@@ -107,6 +107,19 @@ def test_two_fits_are_two_plans() -> None:
     assert len(plans) == 10 and len(set(plans)) == 2
 
 
+def test_a_reserved_epoch_is_one_use_which_leaves_none_to_a_later_fit() -> None:
+    labels = vault(epsilon=1.01 * after(1))
+    with labels.reserve({"training": [dp_sgd_charge(SIGMA, 0.1, 3, DELTA)]}):
+        private_model().fit(batches(labels), epochs=1, verbose=0)
+    assert [receipt.plan_uses for receipt in labels.receipts] == [1]
+    assert labels.guarantee().epsilon == pytest.approx(after(1))
+    model = private_model()
+    before = model.get_weights()
+    with pytest.raises(ldp.BudgetExceededError, match=f"1 epoch of LabelDPModel '{model.name}'"):
+        model.fit(batches(labels), epochs=1, verbose=0)
+    assert unchanged(model, before)
+
+
 def test_all_epochs_are_checked_before_anything_is_trained() -> None:
     tight, model = vault(epsilon=1.5 * after(1)), private_model()
     before = model.get_weights()

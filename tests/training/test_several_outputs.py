@@ -14,7 +14,7 @@ import tensorflow as tf
 from label_dp_cases import DELTA, SIGMA, D, K, N, after, features, optimizer, recorded
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import BudgetExceededError, public_input
+from tf_labeldp.accounting import BudgetExceededError, dp_sgd_charge, public_input
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.plugins import Batch, Clip, OutputLosses, PerExampleClipping, Speed
 from tf_labeldp.training import GaussNewton, LabelDPModel, SelfConv
@@ -173,6 +173,15 @@ def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
     assert all(one.guarantee().epsilon == 0.0 for one in labels.values())
     compiled().fit(batches(labels), epochs=1, verbose=0)
     assert all(one.guarantee().epsilon == pytest.approx(after(1)) for one in labels.values())
+
+
+def test_epochs_that_one_vault_reserved_are_checked_with_the_others() -> None:
+    labels = {"click": vault(CLICKS, 2), "kind": vault(KINDS, K, epsilon=after(1) * 1.01)}
+    epoch = dp_sgd_charge(SIGMA, 0.1, 3, DELTA)
+    with labels["click"].reserve({"training": [epoch] * 2}):
+        with pytest.raises(BudgetExceededError, match="2 epochs of LabelDPModel"):
+            compiled().fit(batches(labels), epochs=2, verbose=0)
+    assert not labels["click"].receipts and not labels["kind"].receipts
 
 
 @pytest.mark.slow

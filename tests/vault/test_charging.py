@@ -12,6 +12,7 @@ import pytest
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.plugins import EventFields, Ledger, gaussian_sigma
+from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import PrivateLabels, Rows
 
 
@@ -290,6 +291,15 @@ def test_the_unit_of_a_charge_is_by_default_that_of_the_labels(asked, unit):
     rows = PrivateLabels(np.zeros((9, 2), int), Rows(2), budget=PrivacyBudget(2.0))
     receipt = rows.charge(Charge.of(RandomizedResponse(1.0, 2)), what="a use", unit=asked)
     assert receipt.unit == unit
+
+
+def test_a_statement_before_the_first_use_has_the_number_of_units(tmp_path, make):
+    assert make(epsilon=1.0).guarantee().num_units == 200
+    budget = PrivacyBudget(1.0)
+    of_users = PrivateLabels([0, 1, 1], 2, budget=budget, users=["a", "b", "b"])
+    assert of_users.guarantee().num_units == 2
+    # A key does not know how many labels there are.
+    assert ReleaseKey.create(tmp_path / "labels.key").guarantee().num_units is None
 
 
 def test_checking_the_budget_draws_and_charges_nothing(make, response, no_new_randomness):

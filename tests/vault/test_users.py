@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, group_privacy
+from tf_labeldp.accounting import Charge, PublicInput, group_privacy
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, MetricMechanism
 from tf_labeldp.plugins import gaussian_epsilon
@@ -90,6 +91,22 @@ def test_features_of_all_rows_are_refused_with_noisy_labels_of_some_rows() -> No
     pairs = list(noisy.to_dataset(labels.indices).as_numpy_iterator())
     assert [x for x, _ in pairs] == labels.indices.tolist()
     assert vault().randomize(RR).rows_among({(N,)}) is not None
+
+
+def test_labels_of_users_whose_part_is_unknown_take_no_features_of_all_rows() -> None:
+    """Whichever unit the receipts of their priors have; of all rows there is no other part."""
+    south = ldp.PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), people="south")
+    priors = PublicInput(np.full(2, 0.5), south.randomize(RR).receipts)
+    for users, whole in ((Users(USERS, at_most=2), False), (USERS, True)):
+        labels = vault(users=users, people="north")
+        noisy = labels.randomize(ldp.RRWithPrior(0.5, 2), priors=priors)
+        unknown = dataclasses.replace(noisy, of_part=None)
+        assert [receipt.unit for receipt in unknown.receipts] == ["label", "user"]
+        if whole:
+            np.testing.assert_array_equal(unknown.rows_among({(N,)}), np.arange(N))
+        else:
+            with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
+                unknown.rows_among({(N,)})
 
 
 @pytest.mark.parametrize("held_out", [np.arange(N) % 2 == 1, np.arange(N) < 5])
