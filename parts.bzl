@@ -9,6 +9,8 @@ PARTS = {
     "_columns": ["numpy"],
     "_progress": ["tqdm"],
     "_validate": ["numpy"],
+    # Keras for the last layer of a model, on the call.
+    "_checks": ["numpy", "keras"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
     # The type of an event, and TensorFlow for the noise of training steps, which only `training`
     # imports.

@@ -468,7 +468,6 @@ def test_errors_name_options_and_no_arguments_of_python(csv, capsys):
 @pytest.mark.parametrize("point", ["fit", "save", "report"])
 def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     """The same command again, without other options; the release is not drawn twice."""
-    from tf_labeldp.cli import _train
     from tf_labeldp.front_door import PrivateClassifier
 
     store = csv.parent / "private"
@@ -483,7 +482,7 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
         elif point == "save":
             patch.setattr(PrivateClassifier, "to_keras", killed)
         else:
-            patch.setattr(_train, "say", lambda *lines, error=False: error or killed())
+            patch.setattr(sys.stdout, "write", killed)
         assert command(csv, *words) == 130
     draws = {path: path.read_bytes() for path in store.glob("records/[0-9]*")}
     assert (csv.parent / "out" / ".unfinished").exists()

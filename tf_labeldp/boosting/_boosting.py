@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Private,
@@ -215,6 +215,7 @@ class PrivateBoosting(Head):
             threads=self.n_jobs or 0,
         )
         self._keep(prepared, drawn, inputs, Ensemble.grow(inputs))
+        self._check_model(FeatureRows(prepared.features), drawn.labels.kind)
         return self
 
     def _prepared(self, X: Any, y: Any, sample_weight: Any) -> _Prepared:
@@ -234,6 +235,7 @@ class PrivateBoosting(Head):
             source = LabelSource(self, y, self._mechanism, made_of)
         kind = source.kind if noisy is None else noisy.kind
         table = CodedTable.read(public.with_value(features), self.categorical)
+        FeatureRows(features).check_columns()
         monotonic = table.monotonic(self.monotonic_cst, kind)
         if monotonic is not None and start is not None:
             raise ValueError(
@@ -442,6 +444,7 @@ class PrivateBoosting(Head):
         """Returns scores (m, C): the weighted sum of the means over folds."""
         self._check_fitted()
         X = self._checked_inputs(X, is_fitted=True)
+        _checks.run("range", self._fitted_ends, FeatureRows(X).ends())
         if self.coder_ is not None:
             rows = self.coder_.transform(X)
         elif sparse.issparse(X):

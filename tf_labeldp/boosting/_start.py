@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp.accounting import Receipt
 from tf_labeldp.features.estimator import keras_model
@@ -44,7 +45,7 @@ class Start:
                 "expected start as a fitted estimator of this library, got "
                 f"{type(start).__name__}. Give a head, such as PrivateRidge(...).fit(X, y)."
             )
-        start._check_fitted()
+        check_is_fitted(start, "receipts_", msg="this %(name)s is not fitted. Call fit first.")
         classes: Any = kind.class_values
         own: Any = None if start._is_regressor() else start.classes_
         if own is None and not start._is_regressor():

@@ -66,6 +66,10 @@ def say(*lines: Any, error: bool = False) -> None:
         drop_rest(stream)
 
 
+warned: list[str] = []
+"""The warnings of the command that runs, each once."""
+
+
 @contextlib.contextmanager
 def warnings_in_lines() -> Iterator[None]:
     """Shows Python's warnings on stderr, each once, as lines without a place in the code.
@@ -73,14 +77,14 @@ def warnings_in_lines() -> Iterator[None]:
     Those of deprecations, which its user cannot change, are dropped.
     """
 
-    shown: set[str] = set()
+    warned.clear()
 
     def show(message: Warning | str, category: type[Warning], *unused: Any, **named: Any) -> None:
         if issubclass(category, (DeprecationWarning, FutureWarning)):
             return
         text = text_of(message)
-        if text not in shown:
-            shown.add(text)
+        if text not in warned:
+            warned.append(text)
             say(f"warning: {text}", error=True)
 
     with without_input_warnings():  # It restores showwarning too.

@@ -16,7 +16,7 @@ from tf_labeldp import dossier
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.cli import _features, _label_columns, _outputs, _tables
+from tf_labeldp.cli import _console, _features, _label_columns, _outputs, _tables
 from tf_labeldp.cli._console import (
     CommandError,
     explained,
@@ -48,16 +48,12 @@ def run_train(args: argparse.Namespace) -> int:
         names = _features.chosen_columns(table, args)
         features: Any = _features.features_of(table, names)
         columns = _features.described(table, features, args.label)
-        texts = _features.warnings_of_texts(table, features)
-        others = {name: column for name, column in features.items() if name not in texts}
-        warnings = [*texts.values(), *_features.warnings_of_ids(table, others)]
     else:
-        columns, warnings = f"images of {args.images}, named by the column {args.file}", []
+        columns = f"images of {args.images}, named by the column {args.file}"
     remarks = [f"remark: {text}" for text in source.remarks]
     # Before the release, so that a wrong column can be left out.
     for line in (*remarks, columns):
         say(line, error=True)
-    _warn(warnings)
     load_tensorflow()
     if args.images is not None:
         features = images_of(table, args)
@@ -67,27 +63,18 @@ def run_train(args: argparse.Namespace) -> int:
         # Before the release, which a model that cannot be saved would waste.
         with _output(args.output):
             model = _estimator(args, delta).fit(features, vault)
-            if args.images is None:
-                leaks = _features.warnings_of_leaks(features, model, vault.kind)
-                _warn(leaks)
-                warnings += leaks
-            say(*_write(model, args, columns, warnings))
+            say(*_write(model, args, columns))
     return 0
 
 
-def _warn(warnings: list[str]) -> None:
-    for text in warnings:
-        say(f"warning: {text}", error=True)
-
-
-def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> list[str]:
+def _write(model: Any, args: argparse.Namespace, columns: str) -> list[str]:
     """Writes the model and its card.
 
     Returns:
         The choice, the score and the statement, for stdout; columns and warnings are on stderr.
     """
     folder: pathlib.Path = args.output
-    warnings = [f"Warning: {for_terminal(text)}." for text in warnings]
+    warnings = [f"Warning: {for_terminal(text).removesuffix('.')}." for text in _console.warned]
     data = "\n\n".join([f"{columns[0].upper()}{for_terminal(columns[1:])}.", *warnings])
     stated = dossier.save(model, folder, data=data)
     evaluation = []

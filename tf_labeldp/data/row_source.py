@@ -21,6 +21,7 @@ class RowSource:
         rows = FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
+        rows.check_columns()
         parts = FeatureRows(rows.network_inputs()).by_number()
         self._parts = tf.nest.flatten(parts)
         self.num_rows = FeatureRows(parts).num_inputs

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import _safe_indexing
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Setting, public_input
@@ -50,6 +50,12 @@ _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _MOST_SPARSE_COLUMNS = 20_000
 """The most columns of a sparse matrix that is read as a table, or whose covariance is computed."""
+_CHECKED_COLUMNS, _CHECKED_CELLS = 256, 1 << 20
+"""The most columns, and cells of them together, that checks of columns read."""
+_FEWEST_PIXELS = 64
+"""The least numbers in a row whose range is compared with that of fit: a small image."""
+_PREDICTED_ROWS = 4096
+"""Rows whose predictions show what a model reads in a column."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
 _FLATTEN = (
@@ -119,6 +125,7 @@ class FeatureRows:
         weights: Public[Any] = None,
     ) -> None:
         self._public, self.raw_inputs = (inputs, encoder, weights), PublicInput.bare(inputs)
+        _checks.run("inputs", self.raw_inputs)
         self._inputs, self._encoder = (
             as_table(self.raw_inputs),
             check_encoder(PublicInput.bare(encoder)),
@@ -224,6 +231,68 @@ class FeatureRows:
                 "columns, or name them: then other columns are ignored."
             )
         return columns
+
+    def check_columns(self) -> None:
+        """Warns of columns that are ids, or numbers as texts, and of channels that are first."""
+        if isinstance(self._inputs, np.ndarray):
+            _checks.run("images", self._inputs.shape)
+        if (found := self._some_rows(_CHECKED_CELLS)) is not None:
+            _checks.run("columns", found[1])
+
+    def ends(self) -> tuple[float, float, bool] | None:
+        """Returns the least and the largest number, and whether all are whole.
+
+        It is None for other inputs than arrays of images, or of as many numbers.
+        """
+        inputs = self._inputs
+        is_array = isinstance(inputs, np.ndarray) and inputs.dtype.kind in "iuf"
+        width = math.prod(inputs.shape[1:]) if is_array else 0
+        if width < _FEWEST_PIXELS or not len(inputs):
+            return None
+        some = _spaced(inputs, max(1, _CHECKED_CELLS // width))
+        is_whole = some.dtype.kind != "f" or bool(np.all(some == np.round(some)))
+        return float(some.min()), float(some.max()), is_whole
+
+    def check_model(
+        self, outputs_of: Setting[Callable[[Any], Any]], ends: Setting[tuple[float, float] | None]
+    ) -> None:
+        """Warns of columns from which alone a released model predicts nearly all labels.
+
+        Args:
+            outputs_of: from raw rows to the model's probabilities (m, K), or numbers (m,).
+            ends: the range of labels that are numbers; None for classes.
+        """
+        if (found := self._some_rows(_PREDICTED_ROWS)) is not None:
+            rows, columns = found
+            _checks.run("model", columns, np.asarray(outputs_of(rows), np.float64), ends)
+
+    def check_draw(self, noisy: Public[Any], rows: Setting[Any]) -> None:
+        """Warns of columns that alone predict nearly all of the ``NoisyLabels`` of some rows."""
+        # Residuals and rows of labels are no classes, and priors change the channel by example.
+        if noisy.values.ndim != 1 or noisy.channel is None:
+            return
+        if (found := self._some_rows(_CHECKED_CELLS, rows)) is not None:
+            values = _spaced(noisy.values, len(next(iter(found[1].values()))))
+            _checks.run("draw", found[1], values, noisy.channel)
+
+    def _some_rows(self, most: int, among: Any = slice(None)) -> tuple[Any, Any] | None:
+        """Returns evenly spaced raw rows among some, and their columns by name.
+
+        It is None for inputs without columns: images, data sets, sparse rows, and rows of many
+        numbers.
+        """
+        inputs = self._inputs
+        if isinstance(inputs, np.ndarray) and not is_structured(inputs):
+            names: Any = range(inputs.shape[1]) if inputs.ndim == 2 else ()
+        elif isinstance(inputs, Mapping):
+            names = inputs if all(np.ndim(part) == 1 for part in inputs.values()) else ()
+        else:
+            names = names_of(inputs) or ()
+        if not 0 < len(names) <= _CHECKED_COLUMNS:
+            return None
+        rows = np.arange(self.num_inputs)[among]
+        rows = self.raw(_spaced(rows, min(most, _CHECKED_CELLS // len(names))))
+        return rows, FeatureRows(rows).table()
 
     def network_inputs(self, model: Setting[Any] = None) -> Any:
         """Returns the inputs as a network takes them: a table as a ``float32`` matrix of columns.
@@ -377,6 +446,11 @@ class _Columns:
 
     def __getitem__(self, rows: Any) -> dict[Any, np.ndarray]:
         return {name: values[rows] for name, values in self._columns.items()}
+
+
+def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most some rows, evenly spaced."""
+    return rows[:: max(1, -(-len(rows) // max(1, most)))]
 
 
 def _table_columns(table: Any) -> dict[Any, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from scipy import sparse
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._columns import Column
 from tf_labeldp._progress import Argument, Message
 from tf_labeldp.accounting import (
@@ -312,8 +312,7 @@ class _FrontDoor(Head):
         _validate.one_label_per_row(num_rows(features if table is None else table), len(labels))
         if table is not None and rows.columns is not None:
             features = table  # texts are read once
-        if not len(labels):
-            raise ValueError("expected at least one label, got none. Give labels and their rows.")
+        _checks.run("labels", len(labels))
         weights = Column.relative_weights(weights, len(labels))
         if self._trains_network and (weights is not None or class_weight is not None):
             raise ValueError(
@@ -340,7 +339,9 @@ class _FrontDoor(Head):
 
     def _kind(self, labels: Any) -> LabelKind:
         has_vault = isinstance(labels, PrivateLabels)
-        return labels.kind if has_vault else LabelSource.kind_of(self)
+        kind = labels.kind if has_vault else LabelSource.kind_of(self)
+        _checks.run("kind", type(self).__name__, isinstance(self, PrivateRegressor), kind)
+        return kind
 
     def _delta(self, labels: Any) -> float:
         if self.delta is not None:
@@ -741,14 +742,6 @@ class PrivateRegressor(_FrontDoor):
     def _is_regressor(self) -> bool:
         return True
 
-    def _kind(self, labels: Any) -> LabelKind:
-        kind = super()._kind(labels)
-        if kind.label_range is None:
-            raise ValueError(
-                f"PrivateRegressor expected numbers, got {kind.describe()}. Use PrivateClassifier."
-            )
-        return kind
-
     def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
         key, start = self.key, None
         if self._recorded_method(inputs) != "trees":
@@ -935,6 +928,7 @@ def kind_of(features: Any, is_encoded: bool = False) -> str:
             "into rows with .reshape(-1, 1)."
         )
     if array.ndim > 2:
+        _checks.run("pixels", array.shape)
         return "images"
     return "numbers" if array.dtype.kind in "biuf" else "table"
 

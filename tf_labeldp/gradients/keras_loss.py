@@ -10,8 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_labeldp import _checks
 from tf_labeldp.gradients.masks import mask_of, mean_of_shown, shown_labels
 from tf_labeldp.gradients.model_checks import is_by_name
+from tf_labeldp.keras_layers import ForwardCorrectedLoss
+from tf_labeldp.vault import NoisyLabels
 
 _OF_CODES = keras.losses.sparse_categorical_crossentropy
 _OF_ROWS = [
@@ -215,21 +218,25 @@ class KerasLoss:
         return losses.of_batch
 
     def check_output(self, output: Any) -> None:
-        """Raises a ``ValueError`` for a loss of probabilities on an output of logits.
+        """Raises a ``ValueError`` for a loss of probabilities on logits, and the reverse.
 
-        ``output`` is symbolic, or None. Checks only outputs of Keras's ``Dense``.
+        ``output`` is symbolic, or None. Checks only outputs whose activation is known.
         """
-        last: Any = None if output is None else output._keras_history.operation
-        if type(last) is not keras.layers.Dense or last.activation is not keras.activations.linear:
-            return
-        is_keras = isinstance(self.loss, keras.losses.Loss)
-        from_logits = is_keras and self.loss.get_config().get("from_logits")
-        if self._function in _OF_PROBABILITIES and not from_logits:
-            raise ValueError(
-                f"the model ends in {last.name!r}, a Dense layer without activation, and the loss "
-                "takes probabilities. Give the loss from_logits=True, or end the model in a "
-                "softmax."
-            )
+        _checks.run("outputs", output, self._takes_logits)
+
+    def check_targets(self, targets: str, noisy: NoisyLabels) -> None:
+        """Raises, or warns, if the loss is not for ``noisy.targets(targets)``."""
+        if isinstance(self.loss, ForwardCorrectedLoss):
+            matrix = self.loss.transition_matrix
+            _checks.run("corrected", targets, self.name, matrix, noisy.channel)
+        _checks.run("targets", targets, self.name, self.takes_rows)
+
+    @property
+    def _takes_logits(self) -> bool | None:
+        """Whether the loss takes logits, or probabilities; None for neither."""
+        if "from_logits" in self._options:
+            return bool(self._options["from_logits"])
+        return False if self._function in _OF_PROBABILITIES else None
 
     def check_labels(self, output: Any, labels: tf.TensorSpec) -> None:
         """Raises a ``ValueError`` if a Keras loss can't take labels of this shape for an output.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._progress import silent, without_retracing_warnings
 from tf_labeldp.accounting import (
     Charge,
@@ -320,6 +320,7 @@ class BootstrappedHead(Head):
                 f"expected a network with an output for each of {labels.num_classes} classes, got "
                 f"one with {width}. Give another last layer."
             )
+        _checks.run("outputs", self._model.outputs[0], True)
         _validate.one_label_per_row(num_rows, len(labels))
         return self._unfitted(labels.group_size)
 

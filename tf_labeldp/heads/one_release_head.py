@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +17,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,
@@ -65,6 +66,7 @@ class Head(Estimator, abc.ABC):
     low: float | None = None  # of a head that takes numbers
     class_weight: Any = None  # of a head that takes classes
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
+    _fitted_ends: Any = None  # of the numbers in fit
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
     @_validate.clears_frames
@@ -125,6 +127,15 @@ class Head(Estimator, abc.ABC):
         """
         self._check_fitted()
         return Receipts(self.receipts_).guarantee(delta)
+
+    def _check_model(self, rows: FeatureRows, kind: LabelKind) -> None:
+        """Warns of columns that may be copies of the label, by the model, at no cost.
+
+        It keeps the range of the numbers, with which those of predictions are compared.
+        """
+        self._fitted_ends = rows.ends()
+        if self.classes_ is not None or self._label_range is not None:
+            rows.check_model(functools.partial(kind.outputs_of, self), kind.label_range)
 
     def _check_fitted(self) -> None:
         self._refuse_unfitted("receipts_")
@@ -253,6 +264,10 @@ class OneReleaseHead(Head):
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
         vault = source.vault
         _validate.one_label_per_row(rows.num_rows, len(vault))
+        # Features with receipts, as of a network, have learnt from the labels.
+        is_checked = not (arguments.receipts or raw.is_dataset)
+        if is_checked:
+            raw.check_columns()
         terms = HeadTerms.of(self, source.kind).for_rows(rows, vault.mean_group_size)
         width = sample.rows.shape[1]
         with _threads_that_pay(rows.num_rows, width):
@@ -261,6 +276,10 @@ class OneReleaseHead(Head):
             del sample
             fit, receipts = self._release(terms, rows.scaled(scaling), source, public)
         fit.keep_in(self, receipts, encoder, inputs.columns, raw.width(width))
+        if is_checked:
+            self._check_model(raw, source.kind)
+        else:
+            self._fitted_ends = None
         return self
 
     def _release(
@@ -410,6 +429,7 @@ class OneReleaseHead(Head):
         encoder = self.encoder_
         X = self._checked_inputs(X, encoder=encoder, is_fitted=True)
         rows = FeatureRows(X, encoder, columns=self._known_columns())
+        _checks.run("range", self._fitted_ends, rows.ends())
         spread = self._scaling.spread
         # In single precision, a prediction would depend on the other rows of its block.
         wide = None if spread is None else spread.astype(np.float64)

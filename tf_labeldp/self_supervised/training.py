@@ -62,7 +62,9 @@ class Learner(keras.Model):
             TrainedModel(self).attach(public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
-        images = FeatureRows(images).network_inputs()
+        rows = FeatureRows(images)
+        rows.check_columns()
+        images = rows.network_inputs()
         return checked_images(images) if self._checks_images else np.asarray(images)
 
     def evaluate(

@@ -13,6 +13,7 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors
 from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
@@ -82,7 +83,7 @@ def read_targets(
 
     ``public`` has the images, the clusters and the sample weights.
     """
-    _, clusters, sample_weight = public.value
+    images, clusters, sample_weight = public.value
     label_input = public_input(labels)
     labels, public = label_input.value, public_input(label_input, public)
     noisy = labels if isinstance(labels, NoisyLabels) else None
@@ -94,6 +95,8 @@ def read_targets(
     elif noisy is not None and (kind == "posterior" or array.ndim == 2):
         array = noisy.posterior()
     _check_examples(noisy, rows, array, num_rows)
+    if noisy is not None:
+        FeatureRows(images).check_draw(noisy, rows)
     if clusters is not None:
         if array.ndim != 1 or len(rows) != num_rows:
             raise ValueError(

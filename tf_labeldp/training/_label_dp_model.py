@@ -15,6 +15,7 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting.provenance import OptimizerSteps
 from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.output_losses import OutputLosses
@@ -286,7 +287,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._begin(plan)
         try:
             with without_retracing_warnings():  # A fit may trace its step, which has its plan.
-                return super().fit(dataset, **settings)
+                history = super().fit(dataset, **settings)
+            self._check_columns(plan)
+            return history
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
                 raise
@@ -325,6 +328,18 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         inspected.check_features_fit(plan.feature_specs())
         if (features := plan.features_in_memory()) is not None:
             inspected.check_missing(features)
+
+    def _check_columns(self, plan: TrainingPlan) -> None:
+        """Warns of columns from which alone the trained model predicts nearly all labels."""
+        features, only = plan.features_in_memory(), self._step.per_example_loss.only
+        if not isinstance(features, np.ndarray) or only is None or not only.loss.takes_codes:
+            return
+
+        def outputs_of(rows: np.ndarray) -> Any:
+            outputs = self(rows, training=False)
+            return keras.ops.softmax(outputs) if only.loss.from_logits else outputs
+
+        FeatureRows(features).check_model(outputs_of, None)
 
     def _begin(self, plan: TrainingPlan) -> None:
         # A callback may restore the variables of the optimizer.

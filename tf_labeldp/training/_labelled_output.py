@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_labeldp import _checks
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
@@ -88,6 +89,8 @@ class LabelledOutput:
                 "expected probabilities from the model, as its loss has no from_logits=True, got "
                 "other numbers. Set from_logits=True there or here, or end the model in a softmax."
             )
+        symbolic = list(InspectedModel(self.model).outputs.values())
+        _checks.run("outputs", symbolic[0] if len(symbolic) == 1 else None, self.logits)
 
     def priors(self, outputs: Any, temperature: float) -> np.ndarray:
         """Returns probabilities ``float64`` (m, K) at a temperature, of the model's outputs."""

@@ -169,7 +169,8 @@ class MultiStageTraining(CountedTraining):
         *inputs, sample_weight, class_weight = public.value
         of_weights = Receipts.of_weights(sample_weight, class_weight)
         super().__init__(Receipts.merged(public.receipts, of_weights))
-        self._features = features = Features(FeatureRows(*inputs).network_inputs(), len(labels))
+        self._raw = FeatureRows(*inputs)
+        self._features = features = Features(self._raw.network_inputs(), len(labels))
         _validate.one_label_per_row(features.source.num_rows, len(labels))
         self._output = output
         self._weights = StageWeights.of(labels, sample_weight, class_weight)
@@ -262,7 +263,8 @@ class MultiStageTraining(CountedTraining):
         if not self._has_begun:
             # A second dataset adds no epochs.
             self._has_begun = True
-            self._draws.draw(0, self._draws.first_priors)
+            drawn = self._draws.draw(0, self._draws.first_priors)
+            self._raw.check_draw(drawn, self._plan.parts[0])
             self._records.kept[0] = np.empty(0, dtype=np.int64)
             # A single stage needs no callback: its labels serve all epochs.
             passes = math.inf if len(self._plan.parts) == 1 else self._plan.epochs[0]

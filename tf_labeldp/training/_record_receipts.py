@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import (
@@ -139,7 +139,7 @@ def fit(
         model: a compiled model. For classes, ``targets="posterior"`` and ``"debiased"`` are rows
             (m, K), for ``keras.losses.CategoricalCrossentropy`` and
             ``keras_layers.LabelWeightedLoss``; ``"values"`` are class codes (m,), for
-            ``SparseCategoricalCrossentropy``.
+            ``SparseCategoricalCrossentropy`` and ``keras_layers.ForwardCorrectedLoss``.
         x: an array, a dict or tuple of arrays, or a table, with a row per example of the vault; or,
             for noisy labels of a subset, a row per entry of ``noisy.indices``, in their order.
         noisy: the result of ``PrivateLabels.randomize``.
@@ -160,7 +160,12 @@ def fit(
     Raises:
         TypeError: ``noisy`` is no ``NoisyLabels``, ``model`` no Keras model, or ``x`` a data set.
         ValueError: ``x`` of another length, or with NaN or infinity that the model does not
-            replace; targets that the loss can't take, or no receipts.
+            replace; targets that the loss can't take, or that it corrects a second time; a
+            ``ForwardCorrectedLoss`` for another channel; a loss of probabilities on logits, or the
+            reverse; no labels, or no receipts.
+
+    Warns:
+        UserWarning: ``"debiased"`` targets, which are signed, for a cross-entropy.
 
     Example:
         >>> import tf_labeldp as ldp
@@ -186,11 +191,14 @@ def fit(
     _check_types(model, x, labels)
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
-    x = keras.tree.map_structure(np.asarray, FeatureRows(x, encoder).network_inputs(model))
+    raw = FeatureRows(x, encoder)
+    x = keras.tree.map_structure(np.asarray, raw.network_inputs(model))
     inspected = InspectedModel(model)
     inspected.check_features_fit(x)
+    _checks.run("labels", len(labels))
     y = labels.targets(targets)
     _check_loss(model, targets, x, y)
+    KerasLoss(model.loss).check_targets(targets, labels)
     if targets == "values" and labels.are_sets and KerasLoss(model.loss).takes_codes:
         raise ValueError(
             f"expected noisy labels that are classes, for targets='values', got those of "
@@ -205,6 +213,8 @@ def fit(
         # Keras takes texts as tensors alone.
         return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
 
+    raw.check_columns()
+    raw.check_draw(labels, rows)
     x = keras.tree.map_structure(take, x)
     inspected.check_missing(x)
     if weights is not None:
@@ -288,3 +298,6 @@ def _check_loss(model: keras.Model, targets: str, x: Any, y: np.ndarray) -> None
             f"expected {expected}, for targets={targets!r}, got loss {loss.name!r} and outputs "
             f"of shape {outputs}. Change the model, or give targets={other!r}."
         )
+    symbolic = list(InspectedModel(model).outputs.values())
+    if len(symbolic) == 1:
+        loss.check_output(symbolic[0])

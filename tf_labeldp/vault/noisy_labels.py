@@ -232,6 +232,14 @@ class NoisyLabels:
         return isinstance(mechanism, ClassificationMechanism) and not mechanism.outputs_are_classes
 
     @property
+    def channel(self) -> np.ndarray | None:
+        """``P[noisy class | true class]`` (K, M), for losses; None if it differs by example."""
+        mechanism = self.mechanism
+        if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
+            return None
+        return mechanism.transition_matrix()
+
+    @property
     def shape(self) -> NoReturn:
         """Raises, since Keras reads the shape first, and would train without the receipts."""
         raise AttributeError(
