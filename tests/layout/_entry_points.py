@@ -16,9 +16,13 @@ import tf_labeldp
 PACKAGE = Path(inspect.getfile(tf_labeldp)).parent
 TABLE: dict[str, dict[str, list[str]]] = {}
 exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
-OTHERS = ("_columns", "_progress", "_validate", "cli", "plugins")
-"""Parts that no user imports, the command, and names that other parts define."""
-PARTS = [part for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"]) if part not in OTHERS]
+OTHERS = ("cli", "plugins")
+"""The command, and names that other parts define. No user imports parts with an underscore."""
+PARTS = [
+    part
+    for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"])
+    if part not in OTHERS and not part.startswith("_")
+]
 TRAINING = {"front_door", "heads", "self_supervised", "semi_supervised", "training"}
 """Parts that train models, which takes long."""
 ENGINES = ("scale/beam/__init__.py", "scale/spark/__init__.py", "scale/tfx/__init__.py")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 START = """
 import sys, keras, numpy as np, tf_labeldp as ldp
 x = np.random.default_rng(0).normal(size=(2000, 6)).astype("float32")
-y = (x[:, 0] > 0) + 0
+y = (x[:, 0] + x[:, 1] > 0) + 0
 table = {"a": x[:, 0], "b c/[]": np.where(x[:, 1] > 0, "u", "v")}
 logits = keras.losses.CategoricalCrossentropy(from_logits=True)
 images = np.random.default_rng(1).uniform(size=(64, 6, 6, 1)).astype("float32")

@@ -18,7 +18,7 @@ class RowSource:
     """
 
     def __init__(self, features: Any, num_examples: int) -> None:
-        rows = FeatureRows(features)
+        rows = features if isinstance(features, FeatureRows) else FeatureRows(features)
         if rows.is_dataset:
             rows = FeatureRows(stored(rows, num_examples))
         rows.check_columns()

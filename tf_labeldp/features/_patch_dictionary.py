@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Public, PublicInput, Setting, public_input
 from tf_labeldp.features.estimator import FeatureMap, note_release
@@ -104,6 +104,7 @@ class PatchDictionary(FeatureMap):
         sides = self._checked_sides()
         public = public_input(X)
         array, self.receipts_ = _checked_images(public.value), public.receipts
+        _checks.run("pixels", array.shape)
         size = array.shape[1:3]
         self._pools = tuple(_pooling_matrix(size, side, self.pooling) for side in sides)
         self.image_shape_ = tuple(array.shape[1:])
@@ -112,6 +113,7 @@ class PatchDictionary(FeatureMap):
         with threadpool_limits(1, user_api="blas"):  # small products do not pay for more threads
             self.filters_ = tuple(self._learn_filters(array, side, rng) for side in sides)
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
+        self._fitted_ends = FeatureRows(array).ends()
         return self
 
     def transform(self, X: Public[Any]) -> np.ndarray:
@@ -132,6 +134,7 @@ class PatchDictionary(FeatureMap):
                 f"images must have shape (m, {', '.join(map(str, self.image_shape_))}) as in fit, "
                 f"got {array.shape}. Resize them, or fit again."
             )
+        _checks.run("range", self._fitted_ends, FeatureRows(array).ends())
         four = array if array.ndim == 4 else array[..., np.newaxis]
         # The axes are image, patch size, grid cell, sign of the response, filter.
         shape = (len(array), len(self.filters_), self.pooling**2, 2, self.num_atoms)

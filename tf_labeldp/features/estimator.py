@@ -50,6 +50,7 @@ class Estimator(BaseEstimator):
 
     feature_names_in_: np.ndarray
     _family: object = None  # set where clones need it
+    _fitted_ends: Any = None  # the range of the numbers in fit, of images
     _takes_tables = False  # whether it takes texts and missing values
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

@@ -66,7 +66,6 @@ class Head(Estimator, abc.ABC):
     low: float | None = None  # of a head that takes numbers
     class_weight: Any = None  # of a head that takes classes
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
-    _fitted_ends: Any = None  # of the numbers in fit
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
     @_validate.clears_frames

@@ -170,7 +170,7 @@ class MultiStageTraining(CountedTraining):
         of_weights = Receipts.of_weights(sample_weight, class_weight)
         super().__init__(Receipts.merged(public.receipts, of_weights))
         self._raw = FeatureRows(*inputs)
-        self._features = features = Features(self._raw.network_inputs(), len(labels))
+        self._features = features = Features(self._raw, len(labels))
         _validate.one_label_per_row(features.source.num_rows, len(labels))
         self._output = output
         self._weights = StageWeights.of(labels, sample_weight, class_weight)
