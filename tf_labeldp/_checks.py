@@ -90,15 +90,15 @@ def _without(name: Any) -> Argument:
     return Argument("drop", shlex.quote(str(name)), python)
 
 
-def _ids(columns: Columns) -> Iterator[str]:
+def _ids(columns: Columns, step: int) -> Iterator[str]:
     for name, column in columns.items():
         is_text = column.dtype.kind not in "biuf"
-        if column.size < _FEWEST_ROWS or (is_text and _numbers_among(column)[0] > column.size / 2):
+        if column.size < _FEWEST_ROWS or (is_text and _numbers_among(column) is not None):
             continue
         present = column[column != ""] if is_text else column
         distinct = np.unique(present).size if column.dtype.kind not in "bf" else 0
         # Dates have become whole numbers too, and do not start at 0 or 1.
-        if column.dtype.kind == "f" and column[0] in (0.0, 1.0) and np.all(np.diff(column) == 1.0):
+        if column.dtype.kind == "f" and column[0] in (0.0, 1.0) and np.all(np.diff(column) == step):
             distinct = column.size
         if present.size >= _FEWEST_ROWS and distinct >= _UNIQUE * present.size:
             yield Message.of(
@@ -108,39 +108,43 @@ def _ids(columns: Columns) -> Iterator[str]:
             )
 
 
-def _texts(columns: Columns) -> Iterator[str]:
+def _texts(columns: Columns, step: int) -> Iterator[str]:
     for name, column in columns.items():
-        if column.dtype.kind in "biuf":
+        found = None if column.dtype.kind in "biuf" else _numbers_among(column)
+        if found is None:
             continue
-        numbers, present, first = _numbers_among(column)
-        if first is None and np.unique(column).size <= _BINS:
-            continue  # Codes of categories.
-        if 2 * numbers > present:
-            other = (
-                "and may be a column of numbers. Convert it with .astype(float), unless they are "
-                "codes,"
-            )
-            if first is not None:
-                row = f"{first + 2:,} (the header is row 1)"
-                other = (
-                    f"the first other one is {str(column[first])[:_SHOWN]!r} in row {row}. Empty "
-                    "or correct such cells to use its numbers,"
-                )
-            yield Message.of(
-                f"the column {name} is text: {numbers:,} of {present:,} cells are numbers, {other} "
-                "or leave it out: ",
+        numbers, present, first = found
+        text = f"the column {name} is text: {numbers:,} of {present:,} cells are numbers"
+        if first is None:
+            convert = Argument("types", shlex.quote(f"{name}=number"), f"X[{name!r}].astype(float)")
+            parts = (f"{text}. Unless they are codes, convert it: ", convert)
+        else:
+            row = f"{first * step + 2:,} (the header is row 1)"
+            parts = (
+                f"{text}, the first other one is {str(column[first])[:_SHOWN]!r} in row {row}. "
+                "Empty or correct such cells to use its numbers, or leave it out: ",
                 _without(name),
             )
+        yield Message.of(*parts)
 
 
-def _numbers_among(column: np.ndarray) -> tuple[int, int, int | None]:
-    """Returns how many texts are numbers, how many are there, and the row of the first other."""
+def _numbers_among(column: np.ndarray) -> tuple[int, int, int | None] | None:
+    """Returns how many texts are numbers, how many there are, and the row of the first other.
+
+    It is None unless most are numbers, and for codes of categories and ids.
+    """
     texts, codes, counts = np.unique(column.astype(str), return_inverse=True, return_counts=True)
     is_present = np.array([bool(text.strip()) for text in texts], bool)
     is_number = np.array([_NUMBER.fullmatch(text) is not None for text in texts], bool)
-    rows = np.flatnonzero((is_present & ~is_number)[codes.ravel()])
-    numbers = int(counts[is_number].sum())
-    return numbers, int(counts[is_present].sum()), int(rows[0]) if rows.size else None
+    numbers, present = int(counts[is_number].sum()), int(counts[is_present].sum())
+    others = np.flatnonzero((is_present & ~is_number)[codes.ravel()])
+    if 2 * numbers <= present:
+        return None
+    if others.size:
+        return numbers, present, int(others[0])
+    are_whole = all(text.isdigit() for text in texts[is_present])
+    is_id = are_whole and texts[is_present].size >= _UNIQUE * present
+    return None if is_id or texts[is_present].size <= _BINS else (numbers, present, None)
 
 
 def _leaks_by_model(columns: Columns, outputs: np.ndarray, ends: Any) -> Iterator[str]:
@@ -283,7 +287,7 @@ def _channels_first(shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _other_range(fitted: Ends | None, found: Ends | None) -> Iterator[str]:
-    """Finds numbers of 0 to 255 where those of fit were 0 to 1, and the reverse."""
+    """Finds pixels of 0 to 255 where those of fit were 0 to 1, and the reverse."""
     if fitted is None or found is None or min(fitted[0], found[0]) < 0.0:
         return
     are_units = [ends[1] <= 1.0 for ends in (fitted, found)]
@@ -291,9 +295,10 @@ def _other_range(fitted: Ends | None, found: Ends | None) -> Iterator[str]:
     # Dark images of 0 to 255 have small numbers, too, but whole ones.
     is_darker = are_pixels[0] and are_units[1] and not found[2]
     if is_darker or (are_units[0] and not fitted[2] and are_pixels[1]):
+        high = 255 if are_pixels[0] else 1
         yield (
-            f"expected numbers of {fitted[0]:g} to {fitted[1]:g}, as in fit, got {found[0]:g} to "
-            f"{found[1]:g}. Rescale them as those of fit."
+            f"expected pixels of 0 to {high}, as in fit, got {found[0]:g} to {found[1]:g}. Rescale "
+            "the images."
         )
 
 

@@ -103,8 +103,15 @@ def test_a_network_of_probabilities_is_refused_before_a_release():
     ],
 )
 def test_a_loss_that_does_not_fit_the_draw(matrix, targets, message):
+    loss = ForwardCorrectedLoss(matrix, from_logits=True)
     with pytest.raises(ValueError, match=message):
-        fit(ForwardCorrectedLoss(matrix, from_logits=True), targets)
+        fit(loss, targets)
+    if targets != "debiased":
+        views = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
+        model = ldp.semi_supervised.FixMatch(network(None), **views)
+        model.compile("sgd", loss)
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, vault().randomize(RR), targets=targets, verbose=0)
 
 
 def test_losses_that_fit_the_draw(recwarn):
@@ -238,8 +245,9 @@ CROSS: dict[str, dict[str, str]] = {
     | dict.fromkeys(("ldp.fit", "poisson_batches", "make_private", "stages"), REFUSED)
     | {"learners": "contradicts from_logits: tests/learners/test_contract.py"},
     "targets that are corrected twice": dict.fromkeys(FITS, "makes its own targets")
-    | {"ldp.fit": REFUSED},
-    "a loss for another draw": dict.fromkeys(FITS, "makes its own targets") | {"ldp.fit": REFUSED},
+    | {"ldp.fit": REFUSED, "learners": REFUSED},
+    "a loss for another draw": dict.fromkeys(FITS, "makes its own targets")
+    | {"ldp.fit": REFUSED, "learners": REFUSED},
     "signed targets in a cross-entropy": dict.fromkeys(FITS, "makes its own targets")
     | {"ldp.fit": WARNED},
 }
@@ -306,13 +314,13 @@ def test_numbers_of_another_range_than_in_fit():
     flat = IMAGES.reshape(N, -1)
     for door, x in (("PrivateClassifier", IMAGES), ("heads", flat), ("boosting", flat)):
         model = FITS[door](x, vault())
-        with pytest.raises(ValueError, match="numbers of 0 to 255, as in fit, got 0 to 1"):
+        with pytest.raises(ValueError, match="pixels of 0 to 255, as in fit, got 0 to 1"):
             model.score(x / 255.0, Y)
         # One dark image has whole numbers.
         assert model.predict(np.minimum(x[:1], 1.0)).shape == (1,)
         model.predict(x[:5])
     model = FITS["heads"](flat / 255.0, vault())
-    with pytest.raises(ValueError, match="numbers of 0 to 1, as in fit, got 0 to 255"):
+    with pytest.raises(ValueError, match="pixels of 0 to 1, as in fit, got 0 to 255"):
         model.predict(flat)
 
 
@@ -335,3 +343,12 @@ def test_what_is_no_mistake_is_no_warning(recwarn):
     ldp.PrivateClassifier(8.0, 1e-5, method="head").fit(table, vault())
     ldp.fit(network_for(X, rows()), X, vault().randomize(RR), verbose=0)
     assert not [each for each in recwarn if "column" in str(each.message)]
+
+
+def test_texts_of_whole_numbers_that_differ_are_ids():
+    table = {"id": np.array([f"{place:06d}" for place in range(N)]), "b": X[:, 0]}
+    with pytest.warns(UserWarning, match=r"the column id has 600 different values.*columns='id'"):
+        ldp.PrivateBoosting(8.0, max_trees=5).fit(table, vault())
+    table["id"] = np.array([f"{number:.3f}" for number in X[:, 1]])
+    with pytest.warns(UserWarning, match=r"600 of 600 cells are numbers. Unless they are codes"):
+        ldp.PrivateBoosting(8.0, max_trees=5).fit(table, vault())

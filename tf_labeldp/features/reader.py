@@ -54,8 +54,8 @@ _CHECKED_COLUMNS, _CHECKED_CELLS = 256, 1 << 20
 """The most columns, and cells of them together, that checks of columns read."""
 _FEWEST_PIXELS = 64
 """The least numbers in a row whose range is compared with that of fit: a small image."""
-_PREDICTED_ROWS = 4096
-"""Rows whose predictions show what a model reads in a column."""
+_CHECKED_ROWS, _PREDICTED_ROWS = 100_000, 4096
+"""The most rows that checks of columns read, and whose predictions show what a model reads."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
 _FLATTEN = (
@@ -236,8 +236,10 @@ class FeatureRows:
         """Warns of columns that are ids, or numbers as texts, and of channels that are first."""
         if isinstance(self._inputs, np.ndarray):
             _checks.run("images", self._inputs.shape)
-        if (found := self._some_rows(_CHECKED_CELLS)) is not None:
-            _checks.run("columns", found[1])
+        if (found := self._some_rows(_CHECKED_ROWS)) is not None:
+            _, columns = found
+            step = -(-self.num_inputs // len(next(iter(columns.values()))))
+            _checks.run("columns", columns, step)
 
     def ends(self) -> tuple[float, float, bool] | None:
         """Returns the least and the largest number, and whether all are whole.
@@ -271,7 +273,7 @@ class FeatureRows:
         # Residuals and rows of labels are no classes, and priors change the channel by example.
         if noisy.values.ndim != 1 or noisy.channel is None:
             return
-        if (found := self._some_rows(_CHECKED_CELLS, rows)) is not None:
+        if (found := self._some_rows(_CHECKED_ROWS, rows)) is not None:
             values = _spaced(noisy.values, len(next(iter(found[1].values()))))
             _checks.run("draw", found[1], values, noisy.channel)
 

@@ -8,8 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_labeldp import _validate
+from tf_labeldp import _checks, _validate
 from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.keras_layers import ForwardCorrectedLoss
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault import Classes
@@ -264,8 +265,9 @@ class FixMatch(Learner):
             The ``History`` of ``keras.Model.fit``.
 
         Raises:
-            ValueError: images or labels of another shape or range, a class without labels, or soft
-                targets without a compiled loss.
+            ValueError: images or labels of another shape or range, a class without labels, soft
+                targets without a compiled loss, or a ``ForwardCorrectedLoss`` for another draw or
+                for targets that are corrected already.
 
         Warns:
             UserWarning: no cluster has some class.
@@ -283,6 +285,9 @@ class FixMatch(Learner):
                 "expected classes, or NoisyLabels of a mechanism for classes, got probabilities. "
                 "Compile a loss for them: CategoricalCrossentropy(from_logits=True)."
             )
+        if isinstance(self.loss, ForwardCorrectedLoss) and labelled.noisy is not None:
+            matrix = self.loss.transition_matrix
+            _checks.run("corrected", kind, self.loss.name, matrix, labelled.noisy.channel)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         return self.fit_targets(
             images, labelled, size, steps_per_epoch, seed, epochs=epochs, **kwargs

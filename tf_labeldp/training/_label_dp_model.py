@@ -332,7 +332,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def _check_columns(self, plan: TrainingPlan) -> None:
         """Warns of columns from which alone the trained model predicts nearly all labels."""
         features, only = plan.features_in_memory(), self._step.per_example_loss.only
-        if not isinstance(features, np.ndarray) or only is None or not only.loss.takes_codes:
+        is_array = isinstance(features, np.ndarray) and features.dtype.kind in "biuf"
+        if not is_array or only is None or not only.loss.takes_codes:
             return
 
         def outputs_of(rows: np.ndarray) -> Any:
