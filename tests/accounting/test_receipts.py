@@ -357,6 +357,29 @@ def test_a_declared_price_is_added():
     assert approximate.kind == "declared" and approximate.answers == (lost.id,)
 
 
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_a_declared_cost_is_counted_and_written_with_any_of_its_numbers(epsilon, delta):
+    claims = [
+        Receipt.of_declaration([], "trained elsewhere", epsilon, delta),
+        Receipt.of_statement(PrivacyGuarantee(epsilon, delta)),
+    ]
+    for claim in claims:
+        stated = Receipts([read_back(claim)]).guarantee()
+        assert (stated.epsilon, stated.delta) == (epsilon, delta)
+        assert claim.has_cost == (epsilon + delta > 0.0)
+    both = Receipts(claims).guarantee(2 * delta)
+    assert (both.epsilon, both.delta) == (2 * epsilon, 2 * delta)
+
+
+@pytest.mark.parametrize("cost", [(1.0, 0.0), (0.0, 1e-6), (math.inf, 0.0)])
+def test_a_cost_has_an_event(cost):
+    """Else a plug-in's noise would cost nothing in a composition of events."""
+    for event in (EventFields.NONE, dp_accounting.NoOpDpEvent()):
+        with pytest.raises(ValueError, match="got NoOpDpEvent, which costs nothing"):
+            Charge(*cost, event)
+
+
 @pytest.mark.parametrize("unit", ["label", "row", "user"])
 def test_the_unit_of_the_statement_is_that_of_the_receipts(unit):
     words, features = {

@@ -34,8 +34,8 @@ FIXED = Assumption(
 FEATURES_OF_USERS = Assumption(
     "public-features", "holder", "The features and the user of each example are public."
 )
-_OPAQUE = checked_fields(EventFields.NOT_PRIVATE)
-"""The text of a use without an event."""
+_OPAQUE, _FREE = checked_fields(EventFields.NOT_PRIVATE), checked_fields(EventFields.NONE)
+"""The texts of a use without an event, and of none."""
 _BLOCK = 64
 """Different charges that are summed together; a larger block sums as many blocks."""
 _DELTA, _DELTA_TIMES_N = 1e-5, 0.1
@@ -136,6 +136,13 @@ class Charge:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
         object.__setattr__(self, "assumptions", tuple(map(Assumption.of, self.assumptions)))
+        if self.event_text == _FREE and not self.epsilon == self.delta == 0.0:
+            # Compositions of events would leave the cost out.
+            raise ValueError(
+                f"expected the event of a use that costs epsilon={self.epsilon:g} at "
+                f"delta={self.delta:g}, got NoOpDpEvent, which costs nothing. Give "
+                "EventFields.approximate(epsilon, delta) for a use without an event of its own."
+            )
 
     def __eq__(self, other: object) -> bool:
         """Returns whether all fields are equal; no event is built."""

@@ -65,11 +65,11 @@ class EventFields(dict[str, Any]):
     def approximate(cls, epsilon: float, delta: float) -> EventFields:
         """Returns the event of a mechanism with nothing but its (epsilon, delta).
 
-        At ``delta=0`` it is binary randomized response. For a larger delta ``dp_accounting`` has no
-        event: it is ``NonPrivateDpEvent``, for which ``Charge.composed`` adds up epsilons and
-        deltas.
+        At ``delta=0`` it is binary randomized response, and nothing at ``epsilon=0``. For a larger
+        delta ``dp_accounting`` has no event: it is ``NonPrivateDpEvent``, for which
+        ``Charge.composed`` adds up epsilons and deltas.
         """
-        pure = cls.randomized_response(epsilon)
+        pure = cls.NONE if epsilon == 0.0 else cls.randomized_response(epsilon)
         return pure if _validate.number_in("delta", delta, "[0, 1)") == 0.0 else cls.NOT_PRIVATE
 
     @classmethod

@@ -259,7 +259,7 @@ class Receipt:
         delta: float = 0.0,
     ) -> Receipt:
         """Returns the receipt with which an author declares the cost of unknown uses of labels."""
-        event = EventFields.approximate(epsilon, delta) if epsilon else EventFields.NONE
+        event = EventFields.approximate(epsilon, delta)
         note = Assumption("declared", "authors", f"{_DECLARED}{because}")
         return cls(
             LabelSet.new(0),
@@ -282,11 +282,9 @@ class Receipt:
                 f"expected a statement for {RELATION_REPLACE}, got one for {stated.relation}. Give "
                 "the receipts of what the model was trained on."
             )
-        event = EventFields.NONE
-        if math.isinf(stated.epsilon) or stated.delta:
-            event = EventFields.NOT_PRIVATE
-        elif stated.epsilon:
-            event = EventFields.approximate(stated.epsilon, 0.0)
+        event = EventFields.NOT_PRIVATE
+        if math.isfinite(stated.epsilon):
+            event = EventFields.approximate(stated.epsilon, stated.delta)
         own = hashlib.sha256(stated.to_json().encode()).hexdigest()[:_DIGEST_SHOWN]
         return cls(
             LabelSet(own, 0),
@@ -481,9 +479,6 @@ def _charge_of_json(fields: dict[str, Any]) -> Charge:
     if not all(isinstance(note, (dict, str)) for note in fields["assumptions"]):
         raise ValueError("an assumption that is no text")
     charge = Charge(**{**fields, "epsilon": float(fields["epsilon"])})
-    is_free = charge.epsilon == charge.delta == 0.0
-    if charge.event_fields == EventFields.NONE and not is_free:
-        raise ValueError(f"epsilon={charge.epsilon:g} at delta={charge.delta:g} of no event")
     for note in charge.assumptions:
         for text in (note.code, note.who, str(note)):
             _validate.text_up_to("an assumption", text, _LONGEST_TEXT)
