@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,86 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     from tf_labeldp.accounting.provenance import Weights
 
     return lambda: monkeypatch.setattr(Weights, "by_digest", {})
+
+
+class Injected(Exception):
+    """An error that a test raises at a step of the library."""
+
+
+@pytest.fixture
+def failing_after_release() -> Callable[..., list[str]]:
+    """Returns a function that repeats a call, which fails at another step after its charge.
+
+    The steps are the calls of the functions that were running when the record was written, or when
+    a vault returned it, and of those that these call: no list names them. Each repetition fails at
+    the first step that has not been met, or at one of ``share`` such steps; the last one meets
+    none. ``renew`` runs before each repetition. Returns the steps.
+    """
+    from tf_labeldp.vault import PrivateLabels
+
+    met: list[str] = []
+    failed: list[str] = []
+    running: set[Any] = set()
+    every = 1
+
+    def begin() -> None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).startswith("tf_labeldp"):
+                running.add(frame)
+            frame = frame.f_back  # type: ignore[assignment]
+        sys.setprofile(step)
+
+    def step(frame: Any, event: str, unused: object) -> None:
+        caller = frame.f_back
+        is_near = caller in running or (caller is not None and caller.f_back in running)
+        # An import that fails halfway is another matter.
+        if event != "call" or not is_near or "importlib" in frame.f_code.co_filename:
+            return
+        name = f"{caller.f_globals['__name__']}:{caller.f_lineno} {frame.f_code.co_name}"
+        if name in met:
+            return
+        met.append(name)
+        if len(met) % every == 0:
+            sys.setprofile(None)
+            failed.append(name)
+            raise Injected(name)
+
+    def released(function: Any, is_due: Callable[..., bool]) -> Any:
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            result = function(*arguments, **keywords)
+            if is_due(*arguments):
+                begin()
+            return result
+
+        return call
+
+    def run(
+        call: Callable[[], object],
+        renew: Callable[[], object] = lambda: None,
+        share: int = 1,
+    ) -> list[str]:
+        nonlocal every
+        every = share
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("link", "replace"):
+                into = released(getattr(os, name), lambda *paths: "records" in Path(paths[1]).parts)
+                patch.setattr(os, name, into)
+            for name in ("randomize", "release"):
+                release = released(getattr(PrivateLabels, name), lambda *unused: True)
+                patch.setattr(PrivateLabels, name, release)
+            before = -1
+            while len(failed) > before:
+                before = len(failed)
+                renew()
+                try:
+                    call()
+                except Injected:
+                    pass
+                finally:
+                    sys.setprofile(None)
+                    running.clear()
+        return met
+
+    return run

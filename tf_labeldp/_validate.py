@@ -6,6 +6,7 @@ and never show a label.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -16,7 +17,7 @@ import sys
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -154,6 +155,21 @@ def warn(message: str) -> None:
     # A message of parts is the library's own text: it has nothing to escape.
     shown = message if isinstance(message, Message) else for_terminal(message)
     warnings.warn(shown, UserWarning, stacklevel=level)
+
+
+@contextlib.contextmanager
+def after_release(what: str) -> Iterator[None]:
+    """Turns an error of a check that comes after a release into a warning.
+
+    The release is paid for, so the check must not end the call. ``what`` names what was not
+    checked; the error's text is left out, since it may quote rows.
+    """
+    try:
+        yield
+    except Warning:  # The caller makes warnings errors.
+        raise
+    except Exception as error:
+        warn(f"{what} was not checked: unexpected {type(error).__name__}.")
 
 
 def counted(number: int, noun: str) -> str:

@@ -86,6 +86,30 @@ def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
     assert len(list(Path("public").iterdir())) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [6, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_an_error_at_any_step_after_the_charge_loses_no_draw(
+    task, share, failing_after_release, capsys
+):
+    """The same command finishes with the draw of its first run, whatever failed in between."""
+    codes: list[int] = []
+
+    def randomize():
+        if not codes or codes[-1]:
+            codes.append(main(command(task, "--quiet")))
+
+    steps = failing_after_release(randomize, share=share)
+    assert len(steps) > 60 and len(codes) > 5 and codes[-1] == 0
+    number = {"regression": 2, "classification": 1}[task]
+    assert len(stored_draws()) == number and statement()["guarantee"]["epsilon"] == 1.0
+    if task == "regression":
+        assert np.array_equal(noisy_labels(), last_draw())
+    assert len(list(Path("public").iterdir())) == 2
+    printed = capsys.readouterr()
+    assert "injected" not in printed.out + printed.err
+
+
 @pytest.mark.parametrize("output", ["public/noisy.csv", "public/noisy.parquet", "public/noisy"])
 def test_a_run_that_had_written_its_output_needs_no_overwrite(folder, output, capsys):
     """The same command goes on from any point, also after its last write."""

@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import main
+from tf_labeldp.plugins import Ledger
 
 N = 1200
 RNG = np.random.default_rng(4)
@@ -494,6 +495,53 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     assert ldp.guarantee(csv.parent / "out" / "model.keras").epsilon == pytest.approx(2.0)
     assert command(csv, *words) == 2
     assert "exists and is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [16, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_an_error_at_any_step_after_the_charge_loses_no_release(
+    tmp_path, share, capsys, failing_after_release
+):
+    """The same command finishes with the release of its first run, whatever failed in between."""
+    path, store = tmp_path / "small.csv", tmp_path / "private"
+    path.write_text("age,ill\n" + "".join(f"{20 + i},{i % 3 % 2}\n" for i in range(60)))
+    words = ("--label", "ill", "--num-classes", "2", "--evaluate", "1", "--store", str(store))
+
+    def train():
+        if not codes or codes[-1]:
+            codes.append(main(["train", str(path), "--epsilon", "1", *words, *output]))
+
+    codes: list[int] = []
+    output = ("--output", str(tmp_path / "out"))
+    steps = failing_after_release(train, share=share)
+    assert len(steps) > 80 and codes[-1] == 0
+    assert len(codes) > 5 and set(codes) <= {0, 2}
+    charged = [each for each in Ledger.of_store(store).records if each.receipt is not None]
+    assert len(charged) == 2  # the model and its evaluation
+    printed = capsys.readouterr()
+    assert "injected" not in printed.out + printed.err
+    assert ldp.guarantee(tmp_path / "out" / "model.keras").epsilon == pytest.approx(1.0)
+
+
+def test_a_column_that_is_empty_where_it_is_looked_at(tmp_path, capsys):
+    """A release that is paid for is saved before its warnings, and no check ends the command."""
+    # Row 1 is not among the evenly spaced rows that are looked at.
+    lines = [f"{i % 7},{'1.5' if i == 1 else ''},{i % 2}" for i in range(8200)]
+    path = tmp_path / "rare.csv"
+    path.write_text("\n".join(["age,rare,ill", *lines]) + "\n")
+    assert command(path, "--label", "ill", "--num-classes", "2", "--method", "head") == 0
+    assert "predicts nearly all labels" not in capsys.readouterr().err
+    assert ldp.guarantee(tmp_path / "out" / "model.keras").epsilon == pytest.approx(2.0)
+
+
+def test_a_check_of_a_released_model_that_fails_is_a_warning(csv, capsys, monkeypatch):
+    monkeypatch.setattr(ldp.PrivateLogisticRegression, "predict_proba", lambda *unused: 1 / 0)
+    assert command(csv, *NAMES, "--method", "head") == 0
+    shown, card = capsys.readouterr().err, (csv.parent / "out" / "README.md").read_text()
+    for what in ("whether a column is a copy of the label", "whether a class is rare"):
+        text = f"{what} was not checked: unexpected ZeroDivisionError"
+        assert f"warning: {text}" in shown and text in card
+    assert ldp.guarantee(csv.parent / "out" / "model.keras").epsilon == pytest.approx(2.0)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 @pytest.fixture
 def fits_apart(monkeypatch):
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
-    monkeypatch.setattr(label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)
+    monkeypatch.setattr(label_source._Fits, "with_others", lambda self, fit: fit.receipts)
 
 
 def without_encoder(stated):

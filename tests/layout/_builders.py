@@ -165,12 +165,16 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         Y,
         K,
         budget=BUDGET,
-        draws=put("draws", "keyed"),
+        draws=put("draws", "stored"),
         unlabelled=put("unlabelled", None),
         users=put("users", None),
     ),
     "vault.Keyed": lambda put: ldp.PrivateLabels(
-        Y, K, budget=BUDGET, draws=Keyed(put("ids", np.arange(N)))
+        Y,
+        K,
+        budget=BUDGET,
+        draws=Keyed(put("ids", np.arange(N))),
+        store=Path(tempfile.mkdtemp()) / "store",
     ),
     "vault.Users": lambda put: Users(put("ids", np.arange(N))),
     "vault.Randomizer.draw_from": lambda put: draw_from(

@@ -176,10 +176,10 @@ def test_b4_a_grid_search_over_the_front_door_states_the_sum():
     from sklearn.model_selection import GridSearchCV
 
     door = ldp.PrivateRegressor(0.5, 1e-5, low=0, high=K, budget_for_evaluation=0.1)
+    once = ldp.PrivateRidge(0.5, 1e-5, low=0, high=K).fit(X[1:] + 9.0, Y[1:].astype(float))
     search = GridSearchCV(door, {"loss": ["squared_error", "poisson"]}, cv=3)
     with pytest.warns(UserWarning, match="this is fit number"):
         search.fit(X, Y.astype(float))
-    once = ldp.PrivateRidge(0.5, 1e-5, low=0, high=K).fit(X + 9.0, Y.astype(float))
     assert search.best_estimator_.guarantee(1e-5).epsilon > 2.0 * once.guarantee(1e-5).epsilon
 
 
@@ -197,7 +197,8 @@ def test_b5_keyed_draws_count_the_bins(tmp_path):
     key.register("first", mechanism, num_rows=N)
     assert key.guarantee().epsilon == 6.0
     numbers = np.linspace(0.0, 10.0, N)
-    keyed = ldp.PrivateLabels(numbers, Numbers(0, 10), budget=ldp.PrivacyBudget(9.0), draws="keyed")
+    options = {"budget": ldp.PrivacyBudget(9.0), "store": tmp_path / "store"}
+    keyed = ldp.PrivateLabels(numbers, Numbers(0, 10), draws="keyed", **options)
     assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
 
 

@@ -272,7 +272,8 @@ def test_a_channel_of_classes_is_drawn_by_a_key(tmp_path):
     part = randomize_batch(ids[700:900], labels[700:900], mechanism, key.secret, "first")
     assert drawn[700:900].tolist() == part.tolist()
     assert "its author's claim" in key.statement("first")
-    vault = PrivateLabels(labels, 3, budget=PrivacyBudget(1.0), draws=Keyed(ids))
+    options = {"budget": PrivacyBudget(1.0), "store": tmp_path / "store"}
+    vault = PrivateLabels(labels, 3, draws=Keyed(ids), **options)
     assert "its author's claim" in str(vault.randomize(mechanism).guarantee())
 
 

@@ -115,8 +115,10 @@ def test_a_channel_of_numbers_is_drawn_too():
         np.testing.assert_array_equal(drawn[100:200], part)
 
 
-def test_a_draw_without_a_key_is_refused_before_the_release_that_it_follows():
-    vault = PrivateLabels(np.arange(300) % 3, 3, budget=PrivacyBudget(9.0), draws="keyed")
+def test_a_draw_without_a_key_is_refused_before_the_release_that_it_follows(tmp_path):
+    vault = PrivateLabels(
+        np.arange(300) % 3, 3, budget=PrivacyBudget(9.0), draws="keyed", store=tmp_path / "s"
+    )
     clustered = ClusterRandomizedResponse.for_epsilon(1.0, 3)
     with pytest.raises(TypeError, match="keyed draws need"):
         vault.randomize(clustered, clusters=np.zeros(300, int))
@@ -411,9 +413,16 @@ def test_a_vault_draws_by_its_key(tmp_path):
     assert plain.guarantee().epsilon == 4.0
 
 
-def test_a_vault_without_a_store_has_its_own_key():
+def test_a_key_that_would_be_lost_is_refused():
+    for draws in ("keyed", Keyed(), Keyed(["a", "b"])):
+        with pytest.raises(ValueError, match="a store with keyed draws, got none"):
+            PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), draws=draws)
+
+
+def test_each_vault_has_its_own_key(tmp_path):
     mechanism, labels = RandomizedResponse(0.1, 4), np.zeros(400, int)
-    keyed, other = (vault(labels, None, budget=PrivacyBudget(9.0)) for _ in range(2))
+    stores = (tmp_path / name for name in "ab")
+    keyed, other = (vault(labels, store, budget=PrivacyBudget(9.0)) for store in stores)
     first, second = keyed.randomize(mechanism), keyed.randomize(mechanism)
     assert np.any(first.values != second.values)
     assert np.any(first.values != other.randomize(mechanism).values)
@@ -433,7 +442,8 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
         PrivateLabels([[0, 1]], Rows(2), budget=budget, draws="keyed")
     with pytest.raises(ValueError, match="draws must be"):
         PrivateLabels([0, 1], 2, budget=budget, draws="fresh")
-    numbers = PrivateLabels([0.0, 1.0], Numbers(0, 1), budget=budget, draws="keyed")
+    options = {"budget": budget, "store": tmp_path / "numbers"}
+    numbers = PrivateLabels([0.0, 1.0], Numbers(0, 1), draws="keyed", **options)
     with pytest.raises(TypeError, match="keyed draws need"):
         numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
     assert numbers.guarantee().epsilon == 0.0

@@ -59,8 +59,8 @@ CASES = {
         Y,
     ),
     "ids": (
-        {"kind": 2, "draws": "keyed", "ids": np.arange(6) + 9},
-        {"kind": 2, "draws": Keyed(np.arange(6) + 9)},
+        {"kind": 2, "draws": "keyed", "ids": np.arange(6) + 9, "store": "{}"},
+        {"kind": 2, "draws": Keyed(np.arange(6) + 9), "store": "{}"},
         Y,
     ),
     "max_examples_per_user": (

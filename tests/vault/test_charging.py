@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.plugins import EventFields, Ledger, gaussian_sigma
 from tf_labeldp.scale import ReleaseKey
@@ -124,6 +126,21 @@ def test_uses_after_a_head_and_before_it(make, response):
         vault.randomize(response(1.001 * left))
     vault.randomize(response(left))
     assert vault.remaining() < 0.05
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-6])
+def test_a_release_for_a_larger_delta_says_what_it_costs(delta, make):
+    vault = make(epsilon=4.0, delta=1e-5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PrivateRidge(0.5, delta).fit(np.random.default_rng(0).normal(size=(200, 3)), vault)
+    found = [str(each.message) for each in caught if "of the budget" in str(each.message)]
+    cost = vault.guarantee().epsilon
+    if delta > 1e-5:
+        assert cost > 0.7 and len(found) == 1
+        assert f"costs epsilon={cost:.4g} in place of 0.5. Use delta=1e-05" in found[0]
+    else:
+        assert cost <= 0.5 and not found
 
 
 def test_parts_have_filters_of_their_own(make, response):

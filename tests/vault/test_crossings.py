@@ -209,7 +209,7 @@ def _(folder):
 @crosses("later", "keyed")
 def _(folder):
     refused("Leave unlabelled out", lambda: vault(draws="keyed", unlabelled=[1]))
-    labels = vault(draws="keyed")
+    labels = vault(draws="keyed", store=folder / "s")
     refused("Keyed draws are for all labels. Make a vault", lambda: labels.extend([0, 1]))
     assert len(labels) == N
 
@@ -272,7 +272,10 @@ def _(folder):
 @crosses("keyed", "outputs")
 def _(folder):
     refused("neither Rows", lambda: vault(np.stack([Y, Z], axis=1), Rows(2), draws="keyed"))
-    labels = {"a": vault(draws="keyed", store=folder / "a"), "b": vault(Z, draws="keyed")}
+    labels = {
+        "a": vault(draws="keyed", store=folder / "a"),
+        "b": vault(Z, draws="keyed", store=folder / "b"),
+    }
     stated = trained(labels).guarantee()
     key = ReleaseKey(folder / "a" / "labels.key")
     assert stated.epsilon == key.guarantee().epsilon == spent(labels["b"]) > 0.0

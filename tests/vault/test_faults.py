@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
+from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.plugins import Ledger
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 
@@ -111,3 +113,26 @@ def test_errors_of_the_disk_have_words(number, make, response, store, monkeypatc
     monkeypatch.undo()
     assert vault.guarantee().epsilon == 0.0
     assert make(epsilon=1.0, store=store).randomize(response(1.0)).receipts
+
+
+@pytest.mark.parametrize("verb", ["randomize", "release"])
+def test_an_error_at_any_step_after_the_charge_loses_no_draw(
+    verb, make, response, store, failing_after_release
+):
+    """Each store has one charge, and the repeated call returns what the store has."""
+    stores = []
+    uses = {"randomize": response(1.0), "release": HistogramMechanism(1.0, 5)}
+
+    def draw():
+        return getattr(make(epsilon=1.0, store=stores[-1]), verb)(uses[verb], key="a")
+
+    def renew():
+        stores.append(store / str(len(stores)))
+
+    steps = failing_after_release(draw, renew)
+    assert len(steps) > 10
+    for path in tuple(stores):
+        [kept] = [each for each in Ledger.of_store(path).records if each.receipt is not None]
+        stores.append(path)
+        np.testing.assert_array_equal(draw().values, kept.values)
+        assert make(epsilon=1.0, store=path).guarantee().epsilon == 1.0

@@ -47,8 +47,8 @@ def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its boun
         mechanism: a mechanism of classes or numbers; or a function ``draw(labels, rng)`` that
             returns, for labels (n,), the outputs of n independent runs: numbers (n,) or rows
             (n, d).
-        labels: labels to compare, two or more. None compares the mechanism's classes (16 of them,
-            if there are more) or five numbers of its range.
+        labels: labels to compare, two or more; the result names none of them. None compares the
+            mechanism's classes (16 of them, if there are more) or five numbers of its range.
         public: prior for a mechanism that draws with one: (K,), or rows (n, K) or ``Priors``, whose
             most even row is used, because it reveals most.
         claimed: claimed epsilon; None takes the mechanism's.
@@ -74,13 +74,13 @@ def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its boun
     if isinstance(mechanism, (ClassificationMechanism, RegressionMechanism)):
         claimed = mechanism.epsilon if claimed is None else claimed
         delta = mechanism.delta if delta is None else delta
-        if labels is None:
+        if has_own := labels is None:
             labels = _labels_of(mechanism)
         uses_priors = isinstance(mechanism, ClassificationMechanism) and mechanism.uses_priors
         prior = _most_even(public) if uses_priors and public is not None else None
         draw: Draw = lambda values, rng: mechanism.randomize(values, prior, rng=rng)  # noqa: E731
     elif callable(mechanism) and public is None:
-        draw = mechanism
+        draw, has_own = mechanism, False
     else:
         raise TypeError(
             "expected a mechanism of single labels or a function draw(labels, rng), got "
@@ -90,7 +90,7 @@ def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its boun
     values = np.unique(np.asarray([] if labels is None else labels))
     if values.size < 2:
         raise ValueError(
-            f"expected two or more different labels to compare, got {values.tolist()}. Name them "
+            f"expected two or more different labels to compare, got {values.size}. Name them "
             "with labels=."
         )
     delta = _validate.number_in("delta", 0.0 if delta is None else delta, "[0, 1)")
@@ -111,9 +111,11 @@ def audit_mechanism(  # noqa: PLR0913 (one audit: its claim, its draws, its boun
     inside = event[split(_drawn(draw, chosen, rng))].reshape(2, second).sum(axis=1)
     bound: Any = _bounds.event_bound if family is None else _bounds.gaussian_bound
     lower_bound = float(bound(*inside.tolist(), second, delta, 1.0 - confidence))
+    # Labels of a caller may be true ones; those of a mechanism are public.
+    named = f"labels {values[low]} and {values[high]}" if has_own else "two of the given labels"
     attack = (
-        f"{second:,} draws each for labels {values[low]} and {values[high]}, distinguished by a "
-        "set of outputs chosen on other draws"
+        f"{second:,} draws each for {named}, distinguished by a set of outputs chosen on other "
+        "draws"
     )
     return AuditResult(lower_bound, confidence, claimed, delta, attack)
 

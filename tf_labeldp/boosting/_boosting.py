@@ -99,7 +99,7 @@ class PrivateBoosting(Head):
     the Fisher information of the channel as hessian, and stopping and stacking on noisy labels.
 
     Args:
-        epsilon: finite and above zero; None for ``NoisyLabels``, which are drawn already.
+        epsilon: finite and above zero; None, or that of the draw, for ``NoisyLabels``.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which has it.
         classes: class values in the order of their codes, public, if they are not 0..K-1.
         low: smallest label of a regression task, public.
@@ -248,7 +248,7 @@ class PrivateBoosting(Head):
         weights = Column.relative_weights(sample_weight, table.rows.shape[0])
         return _Prepared(
             public.with_value((features, class_weight, sample_weight)),
-            source if noisy is None else _checked_noisy(noisy),
+            source if noisy is None else _checked_noisy(noisy, self.epsilon),
             kind,
             table,
             monotonic,
@@ -470,11 +470,17 @@ class PrivateBoosting(Head):
         return p / ops.sum(p, axis=1, keepdims=True)
 
 
-def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
+def _checked_noisy(noisy: NoisyLabels, epsilon: float | None) -> NoisyLabels:
     if not noisy.receipts:
         raise ValueError(
             "expected noisy labels with receipts, got none. Give the result of "
             "PrivateLabels.randomize, or of NoisyLabels.load."
+        )
+    drawn = (noisy.mechanism.epsilon, noisy.guarantee().epsilon)
+    if epsilon is not None and not any(math.isclose(epsilon, each) for each in drawn):
+        raise ValueError(
+            f"expected no epsilon with NoisyLabels, which were drawn at {drawn[0]:g}, got "
+            f"{epsilon:g}. Leave it out, or fit the PrivateLabels for a draw of its own."
         )
     if len(noisy) < _LEAST_SIGNAL:
         raise ValueError(

@@ -23,6 +23,10 @@ from tf_labeldp.vault.uses import LabelsTogether
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
+_HIDDEN = (
+    "PoissonBatches can't be iterated, pickled or copied: they contain true labels. Use "
+    "LabelDPModel.fit; in another process call poisson_batches there."
+)
 _MOST_REPEATS = 20
 """The largest number of rows of a user, over the mean, that batches take without being asked."""
 
@@ -196,6 +200,9 @@ class OutputLabels:
 
     def __len__(self) -> int:
         return len(self.array if self.vault is None else self.vault)  # type: ignore[arg-type]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(_HIDDEN)
 
     @property
     def kind(self) -> LabelKind | None:
@@ -551,10 +558,10 @@ class PoissonBatches:
 
         return tf.data.Dataset.range(1).map(mapped).element_spec
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            "PoissonBatches can't be iterated: they contain true labels. Use LabelDPModel.fit."
-        )
+    def _refuse(self, *unused: Any) -> NoReturn:
+        raise TypeError(_HIDDEN)
+
+    __iter__ = __reduce_ex__ = _refuse  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return (

@@ -56,6 +56,7 @@ _FEWEST_PIXELS = 64
 """The least numbers in a row whose range is compared with that of fit: a small image."""
 _CHECKED_ROWS, _PREDICTED_ROWS = 100_000, 4096
 """The most rows that checks of columns read, and whose predictions show what a model reads."""
+_COPIES = "whether a column is a copy of the label"
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
 _FLATTEN = (
@@ -264,18 +265,20 @@ class FeatureRows:
             outputs_of: from raw rows to the model's probabilities (m, K), or numbers (m,).
             ends: the range of labels that are numbers; None for classes.
         """
-        if (found := self._some_rows(_PREDICTED_ROWS)) is not None:
-            rows, columns = found
-            _checks.run("model", columns, np.asarray(outputs_of(rows), np.float64), ends)
+        with _validate.after_release(_COPIES):
+            if (found := self._some_rows(_PREDICTED_ROWS)) is not None:
+                rows, columns = found
+                _checks.run("model", columns, np.asarray(outputs_of(rows), np.float64), ends)
 
     def check_draw(self, noisy: Public[Any], rows: Setting[Any]) -> None:
         """Warns of columns that alone predict nearly all of the ``NoisyLabels`` of some rows."""
         # Residuals and rows of labels are no classes, and priors change the channel by example.
         if noisy.values.ndim != 1 or noisy.channel is None:
             return
-        if (found := self._some_rows(_CHECKED_ROWS, rows)) is not None:
-            values = _spaced(noisy.values, len(next(iter(found[1].values()))))
-            _checks.run("draw", found[1], values, noisy.channel)
+        with _validate.after_release(_COPIES):
+            if (found := self._some_rows(_CHECKED_ROWS, rows)) is not None:
+                values = _spaced(noisy.values, len(next(iter(found[1].values()))))
+                _checks.run("draw", found[1], values, noisy.channel)
 
     def _some_rows(self, most: int, among: Any = slice(None)) -> tuple[Any, Any] | None:
         """Returns evenly spaced raw rows among some, and their columns by name.

@@ -228,7 +228,8 @@ class _ChosenFit:
         if checks_classes and self.head.classes_ is not None:
             size = self.inputs.size
             some = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
-            remarks += _rare_class(self.head, FeatureRows(self.inputs.features).raw(some))
+            with _validate.after_release("whether a class is rare"):
+                remarks += _rare_class(self.head, FeatureRows(self.inputs.features).raw(some))
         return dataclasses.replace(self.choice, remarks=tuple(remarks))
 
 
@@ -279,6 +280,7 @@ class _FrontDoor(Head):
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
         inputs = self._read(X, y, sample_weight)
+        place = LabelSource.place_of(inputs.labels)
         choice, price = self._choice(inputs), self._price()
         # Once for all rows: those of the fit and of the evaluation.
         public = public_input(inputs.public, fitted_encoder(self.encoder, inputs.public))
@@ -292,7 +294,7 @@ class _FrontDoor(Head):
             chosen.fit()
             if chosen.held_out is not None:
                 evaluation = chosen.held_out.evaluate(chosen.head)
-        self._keep(chosen, evaluation, inputs.features if is_own else None)
+        self._keep(chosen, evaluation, (inputs.features, place) if is_own else None)
         return self
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> _Inputs:
@@ -407,7 +409,10 @@ class _FrontDoor(Head):
         return _ChosenFit(inputs, choice, encoder, head, self.key, held_out)
 
     def _keep(self, chosen: _ChosenFit, evaluation: Evaluation | None, in_own_vault: Any) -> None:
-        """Sets all fitted attributes; ``in_own_vault`` are the features of labels from an array."""
+        """Sets all fitted attributes; ``in_own_vault`` is for labels from an array.
+
+        It has their features, and their place in memory.
+        """
         head, receipts = chosen.head, chosen.head.receipts_
         if evaluation is not None:
             receipts = Receipts.merged(receipts, evaluation.receipts)
@@ -415,11 +420,13 @@ class _FrontDoor(Head):
         is_accuracy = self.evaluation_metric in (None, "accuracy")
         choice = chosen.fitted_choice(checks_classes=is_accuracy and not is_weighted)
         if in_own_vault is not None:
+            features, place = in_own_vault
             receipts = LabelSource.with_other_fits(
                 receipts,
                 chosen.inputs.labels.label_set,
-                FeatureRows(in_own_vault).digests(),
+                FeatureRows(features).digests(),
                 self._family_of_clones(),
+                place,
             )
         evaluated = {} if evaluation is None else {"evaluation_": evaluation}
         self._set_fitted(

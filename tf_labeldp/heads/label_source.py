@@ -1,6 +1,7 @@
 """The labels of a fit, in the user's vault or in a new one for an array of labels.
 
-Fits on arrays share no vault, so this process counts them by keyed digests of the rows.
+Fits on arrays share no vault, so this process counts them: by keyed digests of the rows, and by
+the number and the memory of the labels, never by their content.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import hashlib
 import math
 import multiprocessing
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils import column_or_1d
@@ -32,6 +34,34 @@ _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an array of labels lies in memory; its content is not read."""
+
+    base: weakref.ref[np.ndarray]  # whose memory it is
+    ends: tuple[int, int]  # its first byte, and the one after its last
+
+    @classmethod
+    def of(cls, labels: Any) -> _Place | None:
+        """Returns the place of an array; None for anything else."""
+        if not isinstance(labels, np.ndarray):
+            return None
+        base: Any = labels if labels.base is None else labels.base
+        if not isinstance(base, np.ndarray):
+            return None
+        spans = [(size - 1) * step for size, step in zip(labels.shape, labels.strides, strict=True)]
+        first = labels.__array_interface__["data"][0]
+        low, high = sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans)
+        return cls(weakref.ref(base), (first + low, first + high + labels.itemsize))
+
+    def overlaps(self, other: _Place | None) -> bool | None:
+        """Returns whether two parts of one array overlap; None for parts of two, or of none."""
+        base = self.base()
+        if other is None or base is None or other.base() is not base:
+            return None
+        return self.ends[0] < other.ends[1] and other.ends[0] < self.ends[1]
+
+
 class LabelSource:
     """Labels in a vault, for one use; an array gets a vault with the budget of that use.
 
@@ -47,6 +77,7 @@ class LabelSource:
     ) -> None:
         labels = self.checked(head, labels)
         self._is_array = not isinstance(labels, PrivateLabels)
+        self._place = self.place_of(labels)
         if self._is_array:
             self.kind = self.kind_of(head)
             self.refuse_worker_processes()
@@ -112,16 +143,25 @@ class LabelSource:
             )
 
     @staticmethod
+    def place_of(labels: Any) -> _Place | None:
+        """Returns where labels lie in memory, for ``with_other_fits``; None without an array."""
+        return _Place.of(labels)
+
+    @staticmethod
     def with_other_fits(
-        receipts: tuple[Receipt, ...], labels: LabelSet, rows: np.ndarray | None, family: object
+        receipts: tuple[Receipt, ...],
+        labels: LabelSet,
+        rows: np.ndarray | None,
+        family: object,
+        place: _Place | None,
     ) -> tuple[Receipt, ...]:
-        """Returns the receipts of a fit on an array and of earlier fits on its rows.
+        """Returns the receipts of a fit on an array and of earlier fits on its labels.
 
         Those of other labels, such as of an encoder, count as they are.
         """
         own = tuple(receipt for receipt in receipts if receipt.labels == labels)
         others = [receipt for receipt in receipts if receipt not in own]
-        return Receipts.merged(others, _FITS.with_others(own, rows, family))
+        return Receipts.merged(others, _FITS.with_others(_Fit(own, rows, family, place)))
 
     def release(
         self,
@@ -166,7 +206,8 @@ class LabelSource:
     ) -> tuple[Receipt, ...]:
         # A stored release may lack receipts of the features, which the fit reads in any case.
         if self._is_array:
-            receipts = self.with_other_fits(receipts, self.vault.label_set, rows, family)
+            own = self.vault.label_set
+            receipts = self.with_other_fits(receipts, own, rows, family, self._place)
         return Receipts.merged(public.receipts, receipts)
 
 
@@ -203,44 +244,72 @@ def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: 
             )
 
 
+class _Fit(NamedTuple):
+    """A fit on an array of labels."""
+
+    receipts: tuple[Receipt, ...]  # its own
+    rows: np.ndarray | None  # digests (n, k)
+    family: object  # that of the clones of its head
+    place: _Place | None
+
+    @property
+    def labels(self) -> LabelSet:
+        return self.receipts[0].labels
+
+    def shared_rows(self, earlier: _Fit) -> np.ndarray | None:
+        """Returns which rows an earlier fit had, too; None if their digests do not show it."""
+        if self.rows is None or earlier.rows is None:
+            return None
+        shared: np.ndarray = np.isin(self.rows, earlier.rows).max(axis=1)
+        is_clone = earlier.family is self.family
+        if is_clone and not np.isin(earlier.rows, self.rows).max(axis=1).all():
+            # A transformer may have changed the features of its other rows.
+            shared = np.ones(len(shared), bool)
+        return shared if shared.any() else None
+
+    def may_share_labels(self, earlier: _Fit) -> bool:
+        """Returns whether an earlier fit with other rows counts as one on the same labels.
+
+        The features of a label may differ between fits. Parts of one array are known by their
+        memory; other arrays count as the same labels if they are as many.
+        """
+        overlaps = None if self.place is None else self.place.overlaps(earlier.place)
+        is_same = self.labels.size == earlier.labels.size if overlaps is None else overlaps
+        return is_same or earlier.family is self.family
+
+
 class _Fits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: list[tuple[tuple[Receipt, ...], np.ndarray | None, object]] = []
+        self._known: list[_Fit] = []
 
-    def with_others(
-        self, receipts: tuple[Receipt, ...], rows: np.ndarray | None, family: object
-    ) -> tuple[Receipt, ...]:
-        """Returns receipts with the receipts of earlier fits on the same rows, and stores them.
+    def with_others(self, fit: _Fit) -> tuple[Receipt, ...]:
+        """Returns the receipts of a fit with those of earlier ones on its labels, and stores them.
 
         Clones of a head count as fits on the same rows, even if a transformer changed the rows
         in between.
         """
         others: list[tuple[Receipt, ...]] = []
-        labels = receipts[0].labels
         with self._lock:
-            for earlier, earlier_rows, earlier_family in self._known:
-                is_clone = earlier_family is family
-                shared: np.ndarray | None = None
-                if rows is not None and earlier_rows is not None:
-                    shared = np.isin(rows, earlier_rows).max(axis=1)
-                    if is_clone and not np.isin(earlier_rows, rows).max(axis=1).all():
-                        # A transformer may have changed the features of its other rows.
-                        shared = np.ones(len(rows), bool)
-                if shared is not None and shared.any():
+            for earlier in self._known:
+                shared = fit.shared_rows(earlier)
+                if shared is not None:
                     # The earlier fit spends budget only on the shared rows of this fit.
                     examples = None if shared.all() else np.flatnonzero(shared)
-                    others.append(tuple(_on_labels(use, labels, examples) for use in earlier))
-                elif is_clone:
-                    others.append(earlier)
-            self._known.append((receipts, rows, family))
-        together = Receipts.merged(*others, receipts)
+                    uses = earlier.receipts
+                    others.append(tuple(_on_labels(use, fit.labels, examples) for use in uses))
+                elif fit.may_share_labels(earlier):
+                    others.append(earlier.receipts)
+            self._known.append(fit)
+        together = Receipts.merged(*others, fit.receipts)
         if others:
             total = together.guarantee()
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
-                f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "
-                "Give all fits one PrivateLabels: it tracks the budget and enforces it."
+                "in this process, or on as many labels, which count as those of the same people; "
+                f"together epsilon={total.epsilon:.4g}, which guarantee() states. Give all fits "
+                "one PrivateLabels: it tracks the budget and enforces it. Labels of other people "
+                "need a PrivateLabels of their own, with people=."
             )
         return together
 

@@ -239,7 +239,9 @@ class OneReleaseHead(Head):
                 an earlier fit on these rows; or an encoder was trained without receipts.
 
         Each call with an array of labels makes a new release. Fits of a process on the same rows
-        (cross-validation, a search) are recognised, and the statement composes them.
+        (cross-validation, a search), on overlapping parts of one array, and on other arrays of as
+        many labels count as fits on the same people, and the statement composes them. Give labels
+        of other people a ``PrivateLabels`` of their own, with ``people``.
         """
         arguments = public_input(X, sample_weight, self.class_weight)
         X, sample_weight, _ = arguments.value

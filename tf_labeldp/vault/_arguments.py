@@ -65,9 +65,12 @@ class Keyed:
             numbers.
 
     Example:
+        >>> import os, tempfile
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> store = os.path.join(tempfile.mkdtemp(), "store")
         >>> clicks = Keyed(["u7-1", "u7-2", "u9-1"])
-        >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(1.0), draws=clicks)
+        >>> budget = PrivacyBudget(1.0)
+        >>> labels = PrivateLabels([0, 1, 1], 2, budget=budget, draws=clicks, store=store)
         >>> labels.randomize(RandomizedResponse(1.0, 2), key="clicks").values.shape
         (3,)
     """

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import (
     Assumption,
     BudgetExceededError,
@@ -281,6 +282,8 @@ class Account:
 
         Raises what ``check`` raises.
         """
+        if use.kind == "release":
+            self._warn_of_other_delta(use.charge)
         part = self.reserved_use(use)
         before = None if part else self.planned_before(use)
         try:
@@ -291,6 +294,17 @@ class Account:
             before = None
             inherited = self.check([use], made_of)
         return part or before, inherited
+
+    def _warn_of_other_delta(self, charge: Charge) -> None:
+        """Warns of a release for a delta above the budget's, where it costs more than it names."""
+        delta = self.budget.delta
+        if 0.0 < delta < charge.delta:
+            cost = Charge.composed(((charge, 1),), delta).epsilon
+            _validate.warn(
+                f"delta={charge.delta:g} is above that of the budget, {delta:g}, at which this "
+                f"release costs epsilon={cost:.4g} in place of {charge.epsilon:.4g}. Use delta="
+                f"{delta:g} for a release of epsilon={charge.epsilon:.4g}."
+            )
 
     def planned(
         self, uses: Sequence[PlannedUse], made_of: Iterable[Receipt], of_plan: tuple[str, int]

@@ -29,6 +29,7 @@ from tf_labeldp.mechanisms import (
     Mechanism,
     MetricMechanism,
 )
+from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.label_kinds import Classes
 
@@ -374,6 +375,12 @@ def select(
         >>> heads[0].guarantee().epsilon, round(best.guarantee().epsilon, 2)
         (0.5, 0.73)
     """
+    is_vault = isinstance(labels, LedgerOwner)
+    if not is_vault:
+        raise TypeError(
+            f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a vault, "
+            "which charges the choice; noisy labels have their own evaluate."
+        )
     public = public_input(predictions, candidates)
     predictions, candidates = public.value
     if candidates is not None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import pathlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -515,15 +514,19 @@ class KeyedDraws:
 
     @_validate.clears_frames
     def open(self, ledger: Any, store: LabelStore | None) -> None:
-        """Reads or makes the key of a store; without a store the key is lost with the process."""
-        secret = secrets.token_bytes(32)
-        if store is not None:
-            path = store.path / KEY_FILE
-            with ledger.turn():
-                # A new key in place of a lost one would draw every label a second time.
-                has_key = path.exists() or store.has_key()
-                secret = read_key(path) if has_key else write_key(path)
-                store.bind_key(secret)
+        """Reads or makes the key of a store; raises without a store."""
+        if store is None:
+            raise ValueError(
+                "expected a store with keyed draws, got none: the key would be lost with this "
+                "process, and nothing could repeat a draw. Give store=path, or leave draws out. "
+                "Nothing was drawn."
+            )
+        path = store.path / KEY_FILE
+        with ledger.turn():
+            # A new key in place of a lost one would draw every label a second time.
+            has_key = path.exists() or store.has_key()
+            secret = read_key(path) if has_key else write_key(path)
+            store.bind_key(secret)
         self._secret = lambda: secret
 
     def randomize(

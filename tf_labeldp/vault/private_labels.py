@@ -61,7 +61,9 @@ _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
     "holder",
     "An array of labels has no vault: the fits of this process that are counted here are the only "
-    "uses of these labels, or all others are added to this statement.",
+    "uses of these labels, or all others are added to this statement. Fits on equal rows, on parts "
+    "of one array that overlap, and on other arrays of as many labels count; fits on arrays of "
+    "other lengths and rows are about other people.",
 )
 
 
@@ -142,7 +144,7 @@ class PrivateLabels(LedgerOwner):
         draws: the source of the random bits of noisy labels. ``"stored"`` draws once, with the
             operating system's random bits. ``Keyed(ids)`` derives them from a secret key and the id
             of the row, so that ``scale.randomize_batch`` repeats them; ``"keyed"`` takes the row
-            numbers as ids.
+            numbers as ids. The key is in the store, which they need.
         unlabelled: the examples without a label yet, integers or a boolean mask (n,); public
             knowledge. Their entries in ``labels`` are not read, and may be None or NaN. The others
             are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
