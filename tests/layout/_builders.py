@@ -155,6 +155,15 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         outputs=put("outputs", (0.0, 1.0)),
         bin_of_input=put("bin_of_input", (0, 1)),
     ),
+    "mechanisms.SurveyChannel": lambda put: mechanisms.SurveyChannel(
+        put("probabilities", ((0.6, 0.4), (0.4, 0.6)))
+    ),
+    "mechanisms.SurveyChannel.from_forced_response": lambda put: (
+        mechanisms.SurveyChannel.from_forced_response(put("forced", (0.2, 0.2)))
+    ),
+    "mechanisms.SurveyChannel.from_unrelated_question": lambda put: (
+        mechanisms.SurveyChannel.from_unrelated_question(0.7, put("shares", HALF))
+    ),
     "mechanisms.optimal_unbiased": lambda put: mechanisms.optimal_unbiased(
         put("values", [0.0, 1.0]), put("probabilities", HALF), 1.0
     ),

@@ -65,6 +65,9 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "ChannelMechanism": lambda: (
         numbers_of().randomize(mechanisms.optimal_unbiased([0.0, 1.0], [0.5, 0.5], 1.0)).values
     ),
+    "SurveyChannel": lambda: (
+        labels_of().randomize(mechanisms.SurveyChannel.from_warner(0.75)).values
+    ),
     "LabelRandomizer": lambda: numbers_of().randomize(ldp.LabelRandomizer(1.0)).values,
     "ClusterRandomizedResponse": lambda: (
         labels_of()

@@ -192,6 +192,9 @@ MEMBERS = {
     "ChannelMechanism": Member(
         lambda e: ChannelMechanism(e, (0, 8), (0, 8), ((0.6, 0.4), (0.4, 0.6))), None, RANGE
     ),
+    "SurveyChannel": Member(
+        lambda e: mechanisms.SurveyChannel(RandomizedResponse(e, 4).transition_matrix())
+    ),
     "optimal_unbiased": Member(
         lambda e: mechanisms.optimal_unbiased((0, 4, 8), (0.5, 0.3, 0.2), e), None, RANGE
     ),

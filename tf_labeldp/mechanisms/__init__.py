@@ -12,6 +12,7 @@ from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
 from tf_labeldp.mechanisms._optimal_unbiased import optimal_unbiased
 from tf_labeldp.mechanisms._projective_geometry import ProjectiveGeometryResponse
+from tf_labeldp.mechanisms._survey import SurveyChannel
 from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -72,6 +73,7 @@ __all__ = [
     "RegressionMechanism",
     "SelectionMechanism",
     "StaircaseMechanism",
+    "SurveyChannel",
     "check_mechanism",
     "optimal_bins",
     "optimal_unbiased",

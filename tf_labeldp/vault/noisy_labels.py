@@ -24,6 +24,7 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation.priors import (
     class_prior,
@@ -43,6 +44,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
 )
 from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.vault._drawn_elsewhere import drawn_elsewhere, is_foreign
 from tf_labeldp.vault._drawn_rows import DrawnRows
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
@@ -57,12 +59,14 @@ FORMAT = 1
 """The format of noisy labels; CONTRIBUTING.md has the rule by which it rises."""
 _CSV_BLOCK = 1 << 26
 """Bytes of a table parsed at a time, which must hold the longest cell."""
+_FEW = 32
+"""Fewer noisy labels may be equal to those of another draw by chance."""
 _TARGETS = ("values", "posterior", "debiased")
 _NO_RECEIPT = Assumption(
     "not-promised",
     "nobody",
     "Nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
-    "labels that do.",
+    "labels that do; NoisyLabels(values, mechanism) declares those that somebody else drew.",
 )
 
 
@@ -125,6 +129,18 @@ class NoisyLabels:
     ``numpy.asarray(noisy)`` is ``values``. Every attribute may be published with the features, and
     post-processing costs nothing more.
 
+    ``NoisyLabels(answers, mechanism, classes=[...])`` are noisy labels that somebody else drew,
+    such as a survey's own randomized response: class values or codes (n,), rows or numbers. Missing
+    answers are left out, and ``indices`` has the others. The receipt has the epsilon of the
+    mechanism, and the statement the assumption that it drew each label once. Each call counts as
+    another draw, so keep the object, or ``save`` it. With explicit ``indices`` and without
+    ``receipts`` nothing is promised.
+
+    Warns:
+        UserWarning: answers with frequencies that are impossible under the mechanism's channel,
+            with an upper bound on the p-value; or values that this process drew from a vault, whose
+            receipts are added.
+
     Attributes:
         values: one entry per index: class codes ``int64`` (m,), numbers ``float64`` (m,), rows of
             zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K) from
@@ -148,11 +164,16 @@ class NoisyLabels:
         >>> noisy = labels.randomize(RandomizedResponse(1.0, 3))
         >>> noisy.posterior().shape, noisy.debiased().shape, noisy.guarantee().epsilon
         ((4, 3), (4, 3), 1.0)
+        >>> from tf_labeldp.mechanisms import SurveyChannel
+        >>> cards = SurveyChannel.from_warner(0.7)
+        >>> survey = NoisyLabels(["no", "yes", None, "no"], cards, classes=["no", "yes"])
+        >>> survey.indices.tolist(), round(survey.guarantee().epsilon, 3)
+        ([0, 1, 3], 0.847)
     """
 
     values: Public[np.ndarray]
-    indices: Public[np.ndarray]
-    mechanism: Public[LabelMechanism]
+    indices: Public[np.ndarray] = None  # type: ignore[assignment]
+    mechanism: Public[LabelMechanism] = None  # type: ignore[assignment]
     priors: Public[Priors | None] = None
     receipts: tuple[Receipt, ...] = ()
     bias_correction: float | None = None
@@ -163,9 +184,26 @@ class NoisyLabels:
 
     def __post_init__(self) -> None:
         """Keeps read-only copies of the arrays, and the receipts of all fields."""
+        self._take_mechanism_second()
         public = public_input(self.values, self.indices, self.mechanism, self.priors)
         values, indices, mechanism, priors = public.value
-        values, indices = np.array(values), np.array(indices)
+        if mechanism is None:
+            raise TypeError(
+                "expected the mechanism that drew the noisy labels, got none. Give NoisyLabels("
+                "values, mechanism), where mechanisms.SurveyChannel takes a table of probabilities."
+            )
+        if indices is None and not self.receipts:
+            if isinstance(values, NoisyLabels):
+                raise TypeError(
+                    "expected answers that somebody else drew, got NoisyLabels, which have "
+                    "receipts. Use them as they are."
+                )
+            foreign = drawn_elsewhere(values, mechanism, priors, self.classes)
+            values, indices, classes, receipt = foreign
+            for name, value in (("classes", classes), ("receipts", (receipt,))):
+                object.__setattr__(self, name, value)
+        values = np.array(values)
+        indices = np.arange(len(values)) if indices is None else np.array(indices)
         if values.dtype.kind in "iu":
             values = values.astype(np.int64, copy=False)
         if indices.shape != values.shape[:1]:
@@ -179,6 +217,8 @@ class NoisyLabels:
                 f"expected {number} different classes, one per class of {mechanism!r}, got "
                 f"{self.classes}. Leave classes out for labels 0..K-1."
             )
+        if number is not None and values.ndim == 1 and values.dtype.kind == "i":
+            self._check_codes(values, mechanism)
         values.flags.writeable = indices.flags.writeable = False
         fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
         # Without the draw's own receipt nothing is promised, so other receipts are left out.
@@ -186,6 +226,46 @@ class NoisyLabels:
             fields["receipts"] = Receipts.merged(public.receipts, self.receipts)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+        self._find_draws()
+
+    def _take_mechanism_second(self) -> None:
+        """Reads ``NoisyLabels(values, mechanism)``, whose noisy labels somebody else drew."""
+        if not isinstance(PublicInput.bare(self.indices), Mechanism):
+            return
+        third: Any = self.mechanism
+        if third is not None:
+            raise TypeError(
+                "expected NoisyLabels(values, mechanism) with further arguments by name, got a "
+                f"third one, {type(third).__name__}. Write priors= or classes=."
+            )
+        object.__setattr__(self, "mechanism", self.indices)
+        object.__setattr__(self, "indices", None)
+
+    @staticmethod
+    def _check_codes(values: np.ndarray, mechanism: Any) -> None:
+        most = mechanism.num_outputs if isinstance(mechanism, ClassificationMechanism) else None
+        if most is not None and values.size and not 0 <= values.min() <= values.max() < most:
+            raise ValueError(
+                f"expected codes 0..{most - 1} of {mechanism!r}, got other noisy labels. Give "
+                "NoisyLabels(values, mechanism, classes=[...]) with the class values."
+            )
+
+    def _find_draws(self) -> None:
+        """Adds the receipts of a draw of this process to its values, if others give them as theirs.
+
+        A receipt of somebody else's draw would otherwise erase a cost.
+        """
+        if len(self) < _FEW or not self.receipts:
+            return
+        digests = [bytes.fromhex(self.output_digest())]
+        if not is_foreign(self.receipts):
+            Weights.note(digests, self.receipts)
+        elif found := Receipts(set(Weights.known(digests)[0]).difference(self.receipts)):
+            object.__setattr__(self, "receipts", Receipts.merged(found, self.receipts))
+            _validate.warn(
+                "these noisy labels were drawn by this library, which counts that draw, too. Use "
+                "the NoisyLabels of the draw as they are, or load them from their files."
+            )
 
     def __len__(self) -> int:
         return len(self.values)
