@@ -144,7 +144,10 @@ def _numbers_among(column: np.ndarray) -> tuple[int, int, int | None] | None:
         return numbers, present, int(others[0])
     are_whole = all(text.isdigit() for text in texts[is_present])
     is_id = are_whole and texts[is_present].size >= _UNIQUE * present
-    return None if is_id or texts[is_present].size <= _BINS else (numbers, present, None)
+    # Zip codes, and the like, are written with zeros before their digits.
+    is_code = are_whole and any(text[0] == "0" != text for text in texts[is_present])
+    is_text = is_id or is_code or texts[is_present].size <= _BINS
+    return None if is_text else (numbers, present, None)
 
 
 def _leaks_by_model(columns: Columns, outputs: np.ndarray, ends: Any) -> Iterator[str]:

@@ -39,9 +39,15 @@ def train(*options, output="out"):
     assert main(["train", "data.csv", *words]) == 0
 
 
-def predicted(*words, output="predictions.csv"):
+def predicted(*words, output="predictions.csv", delimiter=","):
     assert main(["predict", *words, "--output", output]) == 0
-    table = parquet.read_table(output) if output.endswith("parquet") else csv.read_csv(output)
+    form = csv.ParseOptions(delimiter=delimiter)
+    decimals = csv.ConvertOptions(decimal_point="," if delimiter == ";" else ".")
+    if output.endswith("parquet"):
+        table = parquet.read_table(output)
+    else:
+        reading = csv.ReadOptions(encoding="cp1252" if delimiter == ";" else "utf8")
+        table = csv.read_csv(output, reading, form, decimals)
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
@@ -85,7 +91,7 @@ def test_missing_cells_and_forms_of_excel(data):
     train(*CLASSES)
     text = "Nr;job;age;\u00e9\nx;nurse;30,5;1\ny;;;2\nz;new;80,0;3\n"
     (data / "new.csv").write_bytes(text.encode("cp1252"))
-    found = predicted("out", "new.csv", "--id", "Nr", "\u00e9")
+    found = predicted("out", "new.csv", "--id", "Nr", "\u00e9", delimiter=";")
     assert list(found)[:2] == ["Nr", "\u00e9"] and found["Nr"].tolist() == ["x", "y", "z"]
     assert np.isfinite(found["probability_yes"]).all()
     assert found["prediction"].tolist()[0] == "no"

@@ -415,6 +415,7 @@ def _add_train(verbs: Any) -> None:
         help="columns to learn from; no other is used")
     columns.add_argument("--drop", action="extend", nargs="+", default=[], metavar="NAME",
         help="columns to leave out, such as ids; all others are used")
+    _add_types(add)
     add("--images", type=_path, metavar="DIR",
         help="folder of images; the images are then the features")
     add("--file", metavar="NAME", help="column of the table with the names of the images")
@@ -441,6 +442,7 @@ def _add_predict(verbs: Any) -> None:
     add("model", type=_path, metavar="MODEL",
         help="output of tf-labeldp train, or a .keras file such as that of to_keras().save")
     add("input", type=_path, metavar="TABLE", help="table: .csv, .csv.gz or .parquet")
+    _add_types(add)
     add("--id", action="extend", nargs="+", metavar="NAME",
         help="columns to copy (default: the column named id, row_id or row, else a column row with "
         "row numbers from 0)")
@@ -489,6 +491,7 @@ def _add_randomize(verbs: Any) -> None:
     add("--id", action="append", metavar="NAME",
         help="column to copy, may be given several times (default: the column named id, row_id or "
         "row, else a column row with row numbers from 0). No other column is copied")
+    _add_types(add)
     add("--output-column", metavar="NAME", help="name of the noisy labels (default: --column)")
     add("--draws", choices=("stored", "keyed"), default="stored",
         help="keyed: by a secret key, labels.key in --store, and the row id, so that a run "
@@ -508,6 +511,13 @@ def _add_randomize(verbs: Any) -> None:
         help="largest number of values in the histogram (default: 64)")
     add("--whole-numbers", action="store_true", default=None,
         help="the numbers are counts or other whole numbers, so no bin ends between them")
+
+
+def _add_types(add: Any) -> None:
+    add("--types", action="extend", nargs="+", default=[], metavar="COLUMN=KIND",
+        help="how the cells of a column are read: number, text, date, time or id; more exactly "
+        "number:comma, number:point, date:DD.MM.YYYY; cells of another form count as missing "
+        "(default: by all cells of the column, as the command prints)")
 
 
 def _add_labels(parser: Any) -> None:

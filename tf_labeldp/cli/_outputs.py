@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import dataclasses
 import errno
@@ -28,8 +29,9 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import types as arrow_types
 
+from tf_labeldp.cli._cells import COMMA
 from tf_labeldp.cli._console import CommandError, drop_rest, explained, say
-from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
+from tf_labeldp.cli._tables import STREAM, SUFFIXES, Dialect, Table, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -40,6 +42,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _HEX = "[0-9a-f]" * 16
 _FORMULA = "^[=+@\\-\\t\\r＝＋－＠]"
 """Beginnings of cells that spreadsheets read as formulas."""
+_PLAIN = Dialect(",")
+_ROWS = 1 << 18
+"""Rows per part of a table that is written in the form of its input."""
 Advance = Callable[[int], None]
 """Reports a number of written rows."""
 RowsOf = Callable[[Advance], Sequence[Iterable[Any]]]
@@ -295,17 +300,25 @@ class StreamOutput(Output):
             writer.write_table(batch)
 
 
-def table_writer(file: Any, kind: str, schema: Any) -> Any:
-    return parquet.ParquetWriter(file, schema) if kind == "parquet" else CsvWriter(file, schema)
+def table_writer(file: Any, kind: str, schema: Any, source: Table | None = None) -> Any:
+    """Returns a writer; CSV is in the form of a source in CSV."""
+    if kind == "parquet":
+        return parquet.ParquetWriter(file, schema)
+    if source is None or not source.dialect.delimiter:
+        return CsvWriter(file, schema)
+    return CsvWriter(file, schema, source.dialect, source.decimal)
 
 
 class CsvWriter:
-    """Arrow's CSV, without quotes in batches whose cells need none.
+    """CSV, in Arrow's own form without quotes in batches whose cells need none.
 
     Cells are written byte for byte, and one warning names those that spreadsheets would run.
     """
 
-    def __init__(self, file: Any, schema: Any) -> None:
+    def __init__(
+        self, file: Any, schema: Any, dialect: Dialect = _PLAIN, decimal: str = ""
+    ) -> None:
+        self._dialect, self._decimal = dialect, decimal
         for kind in schema.types:
             # Refused before the draw: bytes may be no text, and a duration would lose its unit.
             if re.search("binary|duration", str(kind)):
@@ -315,6 +328,10 @@ class CsvWriter:
         self._has_formula = False
         names = schema.names
         self._warn_if(any(re.match(_FORMULA, name) for name in names))
+        if (dialect, decimal) != (_PLAIN, ""):
+            mark = codecs.BOM_UTF8 if dialect.has_mark else b""
+            file.write(mark + self._lines([pa.array([name]) for name in names]))
+            return
         if any(not name or set(name) & set(',"\r\n') for name in names):
             names = ['"' + name.replace('"', '""') + '"' for name in names]
         file.write((",".join(names) + "\n").encode())
@@ -327,6 +344,11 @@ class CsvWriter:
         texts = [column for column in cells if arrow_types.is_string(column.type)]
         formulas = (pc.any(pc.match_substring_regex(text, _FORMULA)).as_py() for text in texts)
         self._warn_if(not self._has_formula and any(formulas))
+        if (self._dialect, self._decimal) != (_PLAIN, ""):
+            for start in range(0, table.num_rows, _ROWS):
+                part = [cell.slice(start, _ROWS) for cell in table.columns]
+                self._file.write(self._lines(part))
+            return
         # Without quotes an empty text would look like a missing cell.
         plain = all(pc.min(pc.binary_length(column)).as_py() != 0 for column in texts)
         try:
@@ -334,6 +356,33 @@ class CsvWriter:
         except pa.ArrowInvalid:  # a cell with a comma, a quote or a line end
             lines = _csv_lines(cells, "needed")
         self._file.write(lines)
+
+    def _lines(self, columns: Sequence[Any]) -> bytes:
+        """Returns rows in the form of the input."""
+        delimiter, line_end, quotes, encoding, _ = self._dialect
+        texts = []
+        for column in columns:
+            text = column.cast(pa.string())
+            if self._decimal == COMMA and arrow_types.is_floating(column.type):
+                text = pc.replace_substring(text, ".", ",")
+            quoted = pc.binary_join_element_wise(
+                '"', pc.replace_substring(text, '"', '""'), '"', ""
+            )
+            is_text = arrow_types.is_string(column.type)
+            needs = pc.match_substring_regex(text, f'[{re.escape(delimiter)}"\r\n]')
+            if is_text:  # Without quotes an empty text would look like a missing cell.
+                needs = pc.or_(needs, pc.equal(text, ""))
+            is_quoted = quotes == "all" or (quotes == "texts" and is_text)
+            texts.append(pc.if_else(True if is_quoted else needs, quoted, text).fill_null(""))
+        lines = pc.binary_join_element_wise(*texts, delimiter)
+        content = line_end.join([*lines.to_pylist(), ""])
+        try:
+            return content.encode(encoding)
+        except UnicodeEncodeError:
+            raise CommandError(
+                "the output has characters that the input's Latin-1 lacks; convert the input to "
+                "UTF-8, or give a .parquet --output"
+            ) from None
 
     def close(self) -> None:
         """Leaves the file open for the caller."""

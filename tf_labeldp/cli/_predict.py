@@ -14,11 +14,14 @@ import pyarrow as pa
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
+from tf_labeldp.cli._forms import Form, TableForms, named_forms
 from tf_labeldp.features.tables import symbolic_inputs
 from tf_labeldp.vault.files import PlainFile
 
 _BATCH = 1024
 _IDS = ("id", "row_id", "row")
+_MANY_UNSEEN = 0.1
+"""A larger share of cells with new categories is a warning."""
 _ROW = "row"
 """The column of row numbers in an output without ids."""
 
@@ -40,12 +43,17 @@ def run_predict(args: argparse.Namespace) -> int:
     with explained(Exception):
         facts = ModelFacts.of_file(path)
     needed = _inputs_of(model)
-    texts = [name for name, tensor in needed.items() if tensor.dtype == "string"]
-    table = source.whole(texts)
-    for remark in source.remarks:
+    table = source.whole()
+    of_model, decimal = TableForms.of_json(facts.get("cells", {}))
+    ids = _ids(table, args, of_model)
+    known = {name: form for name, form in of_model.items() if name in needed}
+    forms = TableForms(
+        table, {**known, **named_forms(args.types)}, source.dialect.delimiter, decimal
+    )
+    inputs = _inputs(model, needed, facts, forms, ids, args)
+    source.decimal = forms.decimal
+    for remark in (*source.remarks, *forms.remarks):
         say(f"remark: {remark}", error=True)
-    ids = _ids(table, args)
-    inputs = _inputs(model, needed, facts, table, ids, args)
     outputs = np.asarray(model.predict(inputs, batch_size=_BATCH, verbose=0))
     columns = _predictions(outputs.reshape(len(outputs), -1), facts)
     if shared := {*ids} & {*columns}:
@@ -53,11 +61,14 @@ def run_predict(args: argparse.Namespace) -> int:
             f"--id {min(shared)}: the predictions have a column of this name; rename that of the "
             "table"
         )
+    unseen = _unseen(model, facts.get("columns") or (), forms)
     rows = {name: table.column(name) for name in ids} or {_ROW: pa.array(np.arange(len(outputs)))}
-    _write(args.output, kind, pa.table({**rows, **columns}))
+    _write(args.output, kind, pa.table({**rows, **columns}), source)
     if not facts:
         note = "remark: the model's file names no classes; its outputs are numbered"
         say(note, error=True)
+    for line, is_warning in unseen:
+        say(f"warning: {line}" if is_warning else line, error=is_warning)
     say(promise)
     say(f"wrote {counted(len(outputs), 'row')} to {args.output}")
     return 0
@@ -88,8 +99,11 @@ def _inputs_of(model: Any) -> dict[str, Any]:
     return {tensor.name: tensor for tensor in model.inputs}
 
 
-def _ids(table: Any, args: argparse.Namespace) -> list[str]:
-    names = args.id or [name for name in table.column_names if name.lower() in _IDS][:1]
+def _ids(table: Any, args: argparse.Namespace, forms: Mapping[str, Form]) -> list[str]:
+    """Returns the columns to copy: those of --id, or the ids of the training, or one by name."""
+    trained = [name for name, form in forms.items() if form.kind == "id"]
+    named = [name for name in table.column_names if name.lower() in _IDS][:1]
+    names = args.id or [name for name in trained if name in table.column_names] or named
     for name in names:
         _features.column_of(table, name, "--id")
     return list(dict.fromkeys(names))
@@ -99,11 +113,12 @@ def _inputs(
     model: Any,
     needed: Mapping[str, Any],
     facts: Mapping[str, Any],
-    table: Any,
+    forms: TableForms,
     ids: Sequence[str],
     args: argparse.Namespace,
 ) -> Any:
     """Returns what the model takes: a dict of columns (n, 1), rows (n, p), or images."""
+    table = forms.table
     [*tensors] = needed.values()
     is_image = len(tensors) == 1 and len(tensors[0].shape) == 4
     if is_image != (args.images is not None):
@@ -124,17 +139,50 @@ def _inputs(
         )
     from tf_labeldp.features import to_inputs
 
-    for name, tensor in needed.items():
-        if tensor.dtype == "string" or name not in table.column_names:
-            continue
-        if (first := _features.first_text(table.column(name))) is not None:
-            raise CommandError(
-                f"the model takes numbers in column {name}, got text in "
-                f"{counted(first[1] - first[0], 'cell')}, the first in row {first[2]:,} (the "
-                f"header is row 1): {first[3][: _features.SHOWN]!r}. Empty or correct such cells"
-            )
+    for name in names:
+        _features.column_of(table, name, "the column")
+    texts = [name for name in names if name in needed and needed[name].dtype == "string"]
+    read = forms.read(names, numbers=[name for name in names if name not in texts], texts=texts)
     with explained(TypeError, ValueError):
-        return to_inputs(table.select(names), model)
+        return to_inputs(read.select(names), model)
+
+
+def _unseen(model: Any, columns: Sequence[str], forms: TableForms) -> list[tuple[str, bool]]:
+    """Returns lines on the shares of cells that the model did not see in training.
+
+    Each is with whether it is a warning. Of a column whose categories are hashed, the model does
+    not know them.
+    """
+    found = []
+    for name, words in _vocabularies(model, columns).items():
+        share, is_near = forms.cells(name).share_outside(words)
+        if share:
+            near = "; some differ by blanks around them or by capitals alone" if is_near else ""
+            line = (
+                f"{name}: {share:.1%} of the cells have a category that is new to the model{near}"
+            )
+            found.append((line, share > _MANY_UNSEEN))
+    return found
+
+
+def _vocabularies(model: Any, columns: Sequence[str]) -> dict[str, set[str]]:
+    """Returns the texts that a model knows, by column; none of a column that is hashed."""
+    import keras
+
+    found: dict[str, set[str]] = {}
+    hashed = set()
+    for part in model.layers:
+        if isinstance(part, keras.Model):
+            found |= _vocabularies(part, columns)
+    for part in model.layers if len(model.inputs) == len(columns) else ():
+        if isinstance(part, keras.layers.StringLookup | keras.layers.Hashing):
+            places = [place for place, each in enumerate(model.inputs) if each is part.input]
+            for name in (columns[place] for place in places):
+                if isinstance(part, keras.layers.StringLookup):
+                    found.setdefault(name, set()).update(part.get_vocabulary())
+                elif part.num_bins > 1:  # One bin is the layer of a column without categories.
+                    hashed.add(name)
+    return {name: words for name, words in found.items() if name not in hashed}
 
 
 def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,12 +201,12 @@ def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any
     return {"prediction": likeliest, **columns}
 
 
-def _write(path: pathlib.Path, kind: str, table: Any) -> None:
+def _write(path: pathlib.Path, kind: str, table: Any, source: _tables.Table) -> None:
     try:
         with (
             PlainFile(path).replaced() as staged,
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
-            contextlib.closing(_outputs.table_writer(file, kind, table.schema)) as writer,
+            contextlib.closing(_outputs.table_writer(file, kind, table.schema, source)) as writer,
         ):
             writer.write_table(table)
     except OSError as error:

@@ -29,6 +29,7 @@ from tf_labeldp._version import MADE_BY
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables
 from tf_labeldp.cli._console import CommandError, say
+from tf_labeldp.cli._forms import named_forms
 from tf_labeldp.cli._label_columns import ClassColumn, Draw, LabelColumn, NumberColumn
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -50,8 +51,9 @@ def run_randomize(args: argparse.Namespace) -> int:
     files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:
         tables = list(pool.map(_tables.open_table, files))
+    named = named_forms(args.types)
     for table in tables:
-        table.use_threads = jobs > 1
+        table.use_threads, table.named = jobs > 1, named
     noisy_column = args.column if args.output_column is None else args.output_column
     ids = _id_columns(tables, args, noisy_column)
     column = NumberColumn(args) if args.task == "regression" else ClassColumn(args)
@@ -92,6 +94,7 @@ def _draw_all(
     with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
         read = functools.partial(read, progress=progress)
         parts, shards = zip(*pool.map(read, tables), strict=True)
+    _tables.check_one_convention(tables, args.column)
     labels = parts[0] if len(parts) == 1 else np.concatenate(parts)
     del parts
     with progress_of("drawing noisy labels") as progress, column.explained():
@@ -257,10 +260,12 @@ def _id_columns(
     for table in tables:
         for name, option in options.items():
             if table.columns.count(name) != 1:
-                problem = "more than one column" if name in table.columns else "no column"
-                raise CommandError(
-                    f"{table.path} has {problem} {name!r} for {option}; check its header line"
-                )
+                advice = "check its header line"
+                if name in table.columns:
+                    problem = "more than one column"
+                else:
+                    problem, advice = "no column", _tables.near_names(name, table.columns)
+                raise CommandError(f"{table.path} has {problem} {name!r} for {option}; {advice}")
             if option == "--id" and table.types[name] != first.types[name]:
                 raise CommandError(
                     f"column {name!r} has type {first.types[name]} in {first.path}, but "

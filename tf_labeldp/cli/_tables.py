@@ -7,21 +7,27 @@ rows and count cells, but quote none. Arrow's messages quote cells, so none of t
 from __future__ import annotations
 
 import abc
+import codecs
 import contextlib
+import difflib
 import glob
 import itertools
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
+from tf_labeldp._validate import counted
+from tf_labeldp.cli._cells import COMMA, POINT, Cells
 from tf_labeldp.cli._console import CommandError
+from tf_labeldp.cli._forms import Form, TableForms, as_type
 
 
 class ColumnKind(NamedTuple):
@@ -70,9 +76,9 @@ _LATIN_1 = "cp1252"
 """Latin-1 as Windows writes it, with the euro sign."""
 _SEPARATOR = re.compile(rb"(?:\xef\xbb\xbf)?sep=([^\r\n])\r?\n", re.IGNORECASE)
 """A first line for Excel, which names what is between the cells."""
-_DECIMAL_COMMAS, _DECIMAL_POINTS = (
-    re.compile(rb"(?:^|;)[ \"]*[-+]?\d+%b\d+[ \"]*(?=;|$)" % mark) for mark in (rb",", rb"\.")
-)
+_COMMENT = re.compile(rb"\s*(?:#|//|%)")
+"""The start of a line above the header line that is no part of the table."""
+_QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 _NO_ROWS = "the input {path} has no rows below its header line; give a table with rows"
 # By a pattern of Arrow's message; the first match counts.
 _CSV_ERRORS = {
@@ -143,6 +149,24 @@ def open_table(path: pathlib.Path) -> Table:
     return ParquetTable(path) if format_of(path, "the input") == "parquet" else CsvTable(path)
 
 
+def check_one_convention(tables: Sequence[Table], label: str) -> None:
+    """Raises if labels that could be read in two ways are next to a file with decimal commas."""
+    commas = [table for table in tables if table.decimal == COMMA]
+    unclear = [table for table in tables if table.has_open_label]
+    if commas and unclear:
+        raise CommandError(
+            f"column {label!r} has decimal commas in {commas[0].path}, and can be read in two ways "
+            f"in {unclear[0].path}; {as_type(label, 'number:comma')} or number:point says how"
+        )
+
+
+def near_names(name: str, names: Sequence[str]) -> str:
+    """Returns advice on a name that is not among others."""
+    same = [other for other in names if other.strip().casefold() == name.strip().casefold()]
+    near = same or difflib.get_close_matches(name, names)
+    return f"do you mean {', '.join(near)}?" if near else "check its header line"
+
+
 def to_arrow(numbers: np.ndarray) -> Any:
     """Returns numbers as an Arrow array without a copy.
 
@@ -168,12 +192,29 @@ def no_rows(path: pathlib.Path) -> CommandError:
     return CommandError(_NO_ROWS.format(path=path))
 
 
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+class Dialect(NamedTuple):
+    """The form of a CSV file, which its predictions get too."""
+
+    delimiter: str = ""  # empty for a file of another kind
+    line_end: str = "\n"
+    quotes: str = "needed"  # which cells have them: those that need some, "texts", or "all"
+    encoding: str = "utf8"
+    has_mark: bool = False  # of UTF-8, at the start of the file
+
+
 class Table(abc.ABC):
     """A file with named ``columns`` in the file's order; ids have the Arrow ``types``."""
 
     columns: list[str]
     types: dict[str, Any]
-    remarks: tuple[str, ...] = ()  # about a form that was guessed
+    dialect = Dialect()  # of a CSV file
+    decimal = ""  # the decimal sign, POINT or COMMA, once the cells are read
+    has_open_label = False  # whether no cell shows the decimal sign of the labels
+    named: Mapping[str, Form] = {}  # the forms of --types
+    _remarks: tuple[str, ...] = ()
     use_threads = True  # of Arrow; one core takes less time and memory without them
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -191,15 +232,25 @@ class Table(abc.ABC):
             raise no_rows(self.path)
         return table.column(0), table.select(list(ids))
 
-    def whole(self, texts: Sequence[str] = ()) -> Any:
-        """Returns all columns, each of the type of its cells; ``texts`` of a CSV stay text."""
-        table = self._whole(texts)
+    def whole(self) -> Any:
+        """Returns all columns; those of a CSV file are text."""
+        table = self._whole()
         if not table.num_rows:
             raise no_rows(self.path)
         return table
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Lines on what was found in the file; after reading also on its decimal sign."""
+        if self.decimal != COMMA:
+            return self._remarks
+        first, *others = self._remarks or ("",)
+        if "cells between" in first:
+            return (f"{first}, and numbers have a decimal comma", *others)
+        return (*self._remarks, f"numbers of {self.path} have a decimal comma")
+
     @abc.abstractmethod
-    def _whole(self, texts: Sequence[str]) -> Any:
+    def _whole(self) -> Any:
         """Returns all columns, also of a table without rows."""
 
     @abc.abstractmethod
@@ -239,7 +290,7 @@ class ParquetTable(Table):
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def _whole(self, texts: Sequence[str]) -> Any:
+    def _whole(self) -> Any:
         with self._explained():
             return parquet.read_table(str(self.path))
 
@@ -269,7 +320,7 @@ class CsvTable(Table):
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
-        self._encoding, self._delimiter, self._decimal_point = "utf8", ",", "."
+        self._encoding = "utf8"
         self._lines_before = 0  # above the header line
         with self._explained(), self._stream() as stream:
             start = bytes(stream.read(_SNIFFED_BYTES))
@@ -282,22 +333,27 @@ class CsvTable(Table):
         self.types = dict.fromkeys(self.columns, pa.string())
 
     def _sniff(self, start: bytes) -> None:
-        if (separator := _SEPARATOR.match(start)) is not None:
-            self._lines_before, start = 1, start[separator.end() :]
-        header, *lines = start.lstrip().splitlines() or [b""]
-        self._delimiter = max(",;\t", key=lambda mark: header.count(mark.encode()))
+        has_mark = start.startswith(codecs.BOM_UTF8)
+        lines = start.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True)
+        separator = _SEPARATOR.fullmatch(lines[0]) if lines else None
+        comments = 0 if separator else _num_comments(lines)
+        self._lines_before = 1 if separator else comments
+        header, *others = [*filter(bytes.strip, lines[self._lines_before :]), b""]
+        delimiter = _delimiter_of(header, others[0] if others else b"")
         if separator is not None and separator[1].isascii():
-            self._delimiter = separator[1].decode()
-        if self._delimiter == ",":
-            return
-        words = {";": "semicolons", "\t": "tabs"}.get(self._delimiter, repr(self._delimiter))
-        if self._delimiter == ";":
-            commas, points = (
-                any(map(pattern.search, lines)) for pattern in (_DECIMAL_COMMAS, _DECIMAL_POINTS)
-            )
-            if commas and not points:
-                self._decimal_point, words = ",", f"{words}, and numbers have a decimal comma"
-        self.remarks = (f"{self.path} has its cells between {words}",)
+            delimiter = separator[1].decode()
+        self.dialect = Dialect(
+            delimiter,
+            "\r\n" if header.endswith(b"\r\n") else "\n",
+            _quotes_of(header, others[0] if others else b"", delimiter.encode()),
+            has_mark=has_mark,
+        )
+        if delimiter != ",":
+            words = _DELIMITERS.get(delimiter, repr(delimiter))
+            self._remarks = (f"{self.path} has its cells between {words}",)
+        if comments:
+            number = counted(comments, "line")
+            self._remarks += (f"{self.path} has {number} of comments above its header line",)
 
     def _decoded(self, read: Callable[[], Any]) -> Any:
         """Returns what ``read`` does, in Latin-1 if the text is not UTF-8."""
@@ -307,7 +363,8 @@ class CsvTable(Table):
             if self._encoding != "utf8" or not re.search("(?i)utf-?8", str(error)):
                 raise
         self._encoding = _LATIN_1
-        self.remarks += (
+        self.dialect = self.dialect._replace(encoding=_LATIN_1)
+        self._remarks += (
             f"{self.path} is not UTF-8 text, and was read as Latin-1 (Windows-1252): check names "
             "with accents, or convert it to UTF-8",
         )
@@ -326,26 +383,21 @@ class CsvTable(Table):
         with csv.open_csv(self._stream(), read, *others) as reader:
             return list(reader.schema.names)
 
-    def _whole(self, texts: Sequence[str]) -> Any:
-        def read() -> Any:
-            table = csv.read_csv(self._stream(), *self._options(texts=texts))
-            # Text that is not UTF-8 is read as bytes.
-            if self._encoding == "utf8" and any(map(types.is_binary, table.schema.types)):
-                raise pa.ArrowInvalid("invalid UTF-8")
-            return table
-
+    def _whole(self) -> Any:
         with self._explained():
-            return self._named(self._decoded(read))
+            return self._named(
+                self._decoded(lambda: csv.read_csv(self._stream(), *self._options(self.columns)))
+            )
 
     def _named(self, table: Any) -> Any:
         """Returns the table without columns that have neither a name nor a cell."""
         kept = [
             place
-            for place, field in enumerate(table.schema)
-            if field.name.strip() or not types.is_null(field.type)
+            for place, name in enumerate(table.column_names)
+            if name.strip() or pc.any(pc.not_equal(table.column(place), "")).as_py()
         ]
         if len(kept) < table.num_columns and table.num_rows:
-            self.remarks += (
+            self._remarks += (
                 f"{self.path} has a column without a name and without cells (a separator ends each "
                 "line), which is left out",
             )
@@ -353,19 +405,59 @@ class CsvTable(Table):
         return table
 
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
+        def read() -> Any:
+            return csv.read_csv(self._stream(), *self._options(columns, kind))
+
         with self._explained(columns, kind):
-            return self._decoded(
-                lambda: csv.read_csv(self._stream(), *self._options(columns, kind))
-            )
+            if kind is not NUMBER:
+                return self._decoded(read)
+            try:
+                table = self._decoded(read)
+                if columns[0] not in self.named and self._has_points(table.column(0), columns[0]):
+                    return table
+            except pa.ArrowInvalid as error:
+                if "conversion error" not in str(error):
+                    raise
+        return self._read_texts(columns)
+
+    def _has_points(self, numbers: Any, label: str) -> bool:
+        """Returns whether numbers that were read with decimal points can't be otherwise."""
+        values = to_numpy(numbers.fill_null(0.0))
+        if (np.floor(values) == values)[np.isfinite(values)].all():
+            return True
+        try:
+            read, *others = self._options([label], NAME, use_threads=False)
+            read.block_size = _SNIFFED_BYTES
+            with csv.open_csv(self._stream(), read, *others) as reader:
+                first = reader.read_next_batch().column(0)
+        except pa.ArrowException:  # a row longer than a block
+            return False
+        return Cells(first).numbers.evidence == {POINT}
+
+    def _read_texts(self, columns: list[str]) -> Any:
+        """Returns labels of numbers in the convention that all columns of the file show."""
+        label, *ids = columns
+        table = self._whole()
+        named = {name: form for name, form in self.named.items() if name in table.column_names}
+        forms = TableForms(table, named, self.dialect.delimiter)
+        forms.read([], label)
+        numbers, row = forms.number_label(label)
+        if row is not None:
+            place = f" in row {row + 2:,} (the header is row 1)"
+            text = _CSV_ERRORS["conversion error"]
+            raise CommandError(text.format(path=self.path, row=place, label=label, kind=NUMBER))
+        self.decimal, self.has_open_label = forms.decimal, forms.is_label_open
+        self._remarks += tuple(forms.remarks)
+        return pa.table([numbers, *map(table.column, ids)], names=columns)
 
     def _options(
         self,
         columns: Sequence[str] = (),
         kind: ColumnKind | None = None,
         use_threads: bool | None = None,
-        texts: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
-        column_types = dict.fromkeys(texts or columns, pa.string())
+        """Returns Arrow's options; labels of a kind are the first column, all else is text."""
+        column_types = dict.fromkeys(columns, pa.string())
         if kind is not None:
             column_types[columns[0]] = kind.arrow_type
         # An empty line in a table of one column is a missing label: skipped, it would shift rows.
@@ -378,15 +470,14 @@ class CsvTable(Table):
                 skip_rows=self._lines_before,
             ),
             csv.ParseOptions(
-                delimiter=self._delimiter,
+                delimiter=self.dialect.delimiter,
                 newlines_in_values=True,
                 ignore_empty_lines=ignore_empty_lines,
             ),
             csv.ConvertOptions(
-                include_columns=list(columns),
+                include_columns=list(columns) if kind is not None else [],
                 column_types=column_types,
-                null_values=_MISSING if texts is None else None,
-                decimal_point=self._decimal_point,
+                null_values=_MISSING,
             ),
         )
 
@@ -427,3 +518,43 @@ class StdinTable(CsvTable):
 
     def _stream(self) -> Any:
         return pa.input_stream(pa.py_buffer(self._text))
+
+
+def _num_comments(lines: Sequence[bytes]) -> int:
+    """Returns the number of lines above the header line, up to the last comment.
+
+    A first name may begin with such a mark: then its line has as many cells as the next one.
+    """
+    comments = 0
+    for place, (line, following) in enumerate(itertools.pairwise(lines), 1):
+        if line.strip() and not _COMMENT.match(line):
+            break
+        if _COMMENT.match(line):
+            mark = _delimiter_of(following, b"").encode()
+            if not _COMMENT.match(following) and _marks(line, mark) == _marks(following, mark):
+                break
+            comments = place
+    return comments
+
+
+def _delimiter_of(header: bytes, following: bytes) -> str:
+    """Returns the mark between cells that a header line shows best, by the line below it too."""
+
+    def score(delimiter: str) -> tuple[bool, int]:
+        mark = delimiter.encode()
+        number = _marks(header, mark)
+        return number > 0 and number == _marks(following, mark), number
+
+    return max(_DELIMITERS, key=score)
+
+
+def _quotes_of(header: bytes, following: bytes, mark: bytes) -> str:
+    quoted = [
+        line.startswith(b'"') and not _QUOTED.sub(b"", line).strip().strip(mark)
+        for line in (header, following)
+    ]
+    return "needed" if not quoted[0] else "all" if quoted[1] else "texts"
+
+
+def _marks(line: bytes, mark: bytes) -> int:
+    return _QUOTED.sub(b"", line).count(mark)

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tf_labeldp import dossier
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _console, _features, _label_columns, _outputs, _tables
+from tf_labeldp.cli._cells import MISSING
 from tf_labeldp.cli._console import (
     CommandError,
     explained,
@@ -25,6 +27,7 @@ from tf_labeldp.cli._console import (
     say,
     text_of,
 )
+from tf_labeldp.cli._forms import TableForms, is_text, named_forms
 from tf_labeldp.vault import Classes, LabelKind, LabelStoreError, Numbers, PrivateLabels
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -43,17 +46,27 @@ def run_train(args: argparse.Namespace) -> int:
     _check_output(args)
     source = _tables.open_table(args.input)
     table = source.whole()
-    labels = _labels(table, args)
+    column_of_labels = _features.column_of(table, args.label, "--label")
+    forms = TableForms(table, named_forms(args.types), source.dialect.delimiter)
     if args.images is None:
-        names = _features.chosen_columns(table, args)
+        index = _features.index_columns(table)
+        ids = [name for name, form in forms.named.items() if form.kind == "id"]
+        names = _features.chosen_columns(table, args, [*index, *ids])
+        table = forms.read(names, None if args.low is None else args.label)
         features: Any = _features.features_of(table, names)
         columns = _features.described(table, features, args.label)
+        if unused := [name for name in index if name not in names]:
+            forms.remarks.append(_features.without_index(unused))
     else:
         columns = f"images of {args.images}, named by the column {args.file}"
-    remarks = [f"remark: {text}" for text in source.remarks]
+    # The card is public, and has no line on the labels.
+    lines = [columns, *forms.remarks]
+    labels = _labels(column_of_labels, forms, args)
+    source.decimal = forms.decimal
     # Before the release, so that a wrong column can be left out.
-    for line in (*remarks, columns):
-        say(line, error=True)
+    for text in (*source.remarks, *forms.remarks):
+        say(f"remark: {text}", error=True)
+    say(columns, error=True)
     load_tensorflow()
     if args.images is not None:
         features = images_of(table, args)
@@ -63,20 +76,22 @@ def run_train(args: argparse.Namespace) -> int:
         # Before the release, which a model that cannot be saved would waste.
         with _output(args.output):
             model = _estimator(args, delta).fit(features, vault)
-            say(*_write(model, args, columns))
+            say(*_write(model, args, lines, forms.to_json()))
     return 0
 
 
-def _write(model: Any, args: argparse.Namespace, columns: str) -> list[str]:
-    """Writes the model and its card.
+def _write(
+    model: Any, args: argparse.Namespace, lines: list[str], cells: dict[str, Any]
+) -> list[str]:
+    """Writes the model, with the forms of its columns' cells, and its card.
 
     Returns:
         The choice, the score and the statement, for stdout; columns and warnings are on stderr.
     """
     folder: pathlib.Path = args.output
     warnings = [f"Warning: {for_terminal(text).removesuffix('.')}." for text in _console.warned]
-    data = "\n\n".join([f"{columns[0].upper()}{for_terminal(columns[1:])}.", *warnings])
-    stated = dossier.save(model, folder, data=data)
+    lines = [f"{text[0].upper()}{for_terminal(text[1:])}." for text in lines]
+    stated = dossier.save(model, folder, data="\n\n".join([*lines, *warnings]), cells=cells)
     evaluation = []
     if args.budget_for_evaluation:
         evaluation = [f"On a tenth of the rows, held out: {model.evaluation_}"]
@@ -180,13 +195,22 @@ def _estimator(args: argparse.Namespace, delta: float) -> Any:
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
 
 
-def _labels(table: Any, args: argparse.Namespace) -> np.ndarray:
-    column = _features.column_of(table, args.label, "--label")
+def _labels(column: Any, forms: TableForms, args: argparse.Namespace) -> np.ndarray:
+    row = None
+    if args.classes:
+        words = pa.array([word for word in MISSING if word not in args.classes])
+        column = column.cast(pa.string())
+        column = pc.if_else(pc.is_in(column, words), None, column)
+    elif is_text(column.type):
+        column, row = forms.number_label(args.label)
+        column = column.combine_chunks()
     if column.null_count:
         rows = counted(column.null_count, "row")
         raise CommandError(f"--label {args.label}: no label in {rows}; {_tables.FILL}")
     kind = pa.string() if args.classes else pa.int64() if args.num_classes else pa.float64()
     try:
+        if row is not None:
+            raise pa.ArrowInvalid
         column = column.cast(kind)
     except pa.ArrowException:
         raise CommandError(

@@ -51,6 +51,7 @@ def save(
     *,
     metrics: Public[Iterable[Evaluation] | None] = None,
     data: Setting[str] = "",
+    cells: Setting[Mapping[str, Any] | None] = None,
 ) -> PrivacyGuarantee:
     """Saves a model with a model card: its statement, its metrics, and how to verify both.
 
@@ -65,6 +66,8 @@ def save(
             public, make one: ``vault.Evaluation("accuracy", value, 0.0, n, effective_examples=n)``.
             None for the ``evaluation_`` of a ``PrivateClassifier``, if it has one.
         data: sentences on the training data and its columns, for the card; plain text.
+        cells: how ``tf-labeldp train`` read the texts of columns, by name, ready for JSON: kept in
+            the model's file for ``tf-labeldp predict``. None for columns as they stand.
 
     Returns:
         The statement.
@@ -107,6 +110,9 @@ def save(
     lost = [part for part in public.receipts if part.id not in carried and part.kind != "unknown"]
     if lost:
         TrainedModel(network).attach(lost)
+    if cells:
+        facts = TrainedModel(network).note_facts({"cells": dict(cells)})
+        Ledger.record_digests([facts.digest()], public.receipts)
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
     stated = LayerHistory(receipts).guarantee()

@@ -203,6 +203,11 @@ def as_numbers(name: Any, values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         found = values.astype(np.float32)
     bad = int(np.count_nonzero(np.isinf(found)))
+    if large := bad - int(np.count_nonzero(np.isinf(values))):
+        raise ValueError(
+            f"column {name!r} must be within float32, up to 3.4e38, but {large} of {found.size} "
+            "entries are larger. Divide the column, or make them NaN where they are missing."
+        )
     if bad:
         raise ValueError(
             f"column {name!r} must be finite, but {bad} of {found.size} entries are infinite. "

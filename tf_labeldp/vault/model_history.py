@@ -136,20 +136,25 @@ class TrainedModel:
         weights = [np.asarray(Weights.value_of(weight)) for weight in self.model.weights]
         return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config, np.uint8), *weights))
 
-    def note_facts(self, facts: Mapping[str, Any]) -> None:
-        """Keeps public facts (``ModelFacts``) in the ``.keras`` file of the model."""
-        content = json.dumps(dict(facts)).encode()
-        _keep_in_files(self.model, _FACTS, facts, lambda: content, _FACTS_FILE)
+    def note_facts(self, facts: Mapping[str, Any]) -> ModelFacts:
+        """Keeps public facts in the ``.keras`` file of the model; returns all that are there."""
+        known = ModelFacts(facts)
+        earlier = _keep_in_files(
+            self.model, _FACTS, known, lambda: json.dumps(known).encode(), _FACTS_FILE
+        )
+        for name, fact in (earlier.history if earlier else {}).items():
+            known.setdefault(name, fact)
+        return known
 
 
 class ModelFacts(dict[str, Any]):
     """Public facts in the file of an exported head, ready for JSON.
 
-    They are ``classes`` (in the order of the outputs) or ``range`` (of numbers), and ``columns``
-    (of the features, by name).
+    They are ``classes`` (in the order of the outputs) or ``range`` (of numbers), ``columns`` (of
+    the features, by name), and ``cells`` (the forms in which the command read their texts).
     """
 
-    NAMES: ClassVar[tuple[str, ...]] = ("classes", "range", "columns")
+    NAMES: ClassVar[tuple[str, ...]] = ("classes", "range", "columns", "cells")
 
     def digest(self) -> bytes:
         """Returns a digest of the facts."""
@@ -242,11 +247,14 @@ def _digests_in_files(layer: Any, history: LayerHistory) -> frozenset[bytes] | N
     return digests.union(Weights.digests(saved.values()))
 
 
-def _keep_in_files(layer: Any, attribute: str, *content: Any) -> None:
-    """Sets an attribute that Keras saves, and does not track otherwise."""
+def _keep_in_files(layer: Any, attribute: str, *content: Any) -> Any:
+    """Sets an attribute that Keras saves, and does not track otherwise; returns the earlier one."""
     from tf_labeldp.keras_layers._released_dense import HistoryInFiles
 
-    layer.__dict__[attribute] = HistoryInFiles(*content)
+    attributes = layer.__dict__
+    earlier = attributes.get(attribute)
+    attributes[attribute] = HistoryInFiles(*content)
+    return earlier
 
 
 def declare(

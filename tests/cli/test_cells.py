@@ -1,0 +1,192 @@
+"""Cells as people write them, in tables of `train`, `predict` and `randomize`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import csv
+
+from tf_labeldp.cli import main
+
+N = 300
+RNG = np.random.default_rng(11)
+AGE = RNG.uniform(18.0, 90.0, N).round(1)
+DAYS = np.datetime64("1940-01-01") + RNG.integers(0, 20_000, N)
+ILL = np.where(AGE > 50, "yes", "no")
+LABEL = ("--label", "ill", "--classes", "no", "yes")
+RUN = ("--epsilon", "8", "--insecure-seed", "0")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(name, lines, encoding="utf-8", line_end="\n"):
+    Path(name).write_bytes((line_end.join(lines) + line_end).encode(encoding))
+    return name
+
+
+def refused(capsys, *words):
+    assert main([*words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    return error.partition("error: ")[2]
+
+
+def of_day(form, day):
+    year, month, of_month = str(day).split("-")
+    return form.replace("Y", year).replace("M", month).replace("D", of_month)
+
+
+def decimal_comma(number, digits=1):
+    return f"{number:.{digits}f}".replace(".", ",")
+
+
+GERMAN = [
+    "# exported by hand; not checked",
+    ";Nr;Alter;Geburt;CRP;Gewicht;Preis;Zeit;PLZ;Beruf;ill",
+    *(
+        ";".join(
+            (
+                str(i),
+                f"{i:06d}",
+                decimal_comma(AGE[i]),
+                of_day("D.M.Y", DAYS[i]),
+                "<0,6" if i % 9 == 0 else "90+" if i % 7 == 0 else decimal_comma(i / 8),
+                f"{60 + i % 40} kg",
+                f"{1 + i % 3}.{100 + i},50 EUR",
+                f"{i % 24}:{i % 60:02d}",
+                f"{1000 + i * 7:05d}",
+                ("Köchin", "Schmied")[i % 2],
+                ILL[i],
+            )
+        )
+        for i in range(N)
+    ),
+]
+FORMS = (
+    "german.csv has its cells between semicolons, and numbers have a decimal comma",
+    "german.csv has 1 line of comments above its header line",
+    "german.csv is not UTF-8 text, and was read as Latin-1",
+    "Nr: ids, which are no feature",
+    "Geburt: dates of the form DD.MM.YYYY, read as days",
+    "CRP: numbers; 72 of 300 have a sign of limit (<, >, +) and are read as the limit",
+    "Gewicht: numbers with the unit kg",
+    "Preis: numbers with the unit EUR",
+    "Zeit: times of day, read as hours",
+    "PLZ: codes with leading zeros, read as text; for numbers --types PLZ=number",
+    "'': a column without a name that numbers the rows, as the index of to_csv(), is left out",
+)
+"""Remarks on the table, one per column."""
+
+
+def test_a_table_as_it_is_and_its_predictions(capsys):
+    """What fit found is in the model's file, ids come back, and CSV in the form that came in."""
+    written("german.csv", GERMAN, "cp1252", "\r\n")
+    words = ("german.csv", *LABEL, *RUN, "--method", "head", "--types", "Nr=id")
+    assert main(["train", *words, "--output", "out"]) == 0
+    shown = capsys.readouterr().err
+    for text in FORMS:
+        assert f"remark: {text}" in shown
+    assert "8 features: Alter (number), Geburt (date, in days), CRP (number)" in shown
+    card = Path("out/README.md").read_text()
+    assert "dates of the form DD.MM.YYYY" in card and main(["verify", "out"]) == 0
+    capsys.readouterr()
+    # Fewer rows, of which none shows the order of days and months, and other occupations.
+    few = [line.replace("Schmied", " schmied ") for line in GERMAN[1:8]]
+    written("new.csv", few, "cp1252", "\r\n")
+    assert main(["predict", "out", "new.csv", "--output", "new-out.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: Beruf: 50.0% of the cells have a category that is new" in shown.err
+    assert "some differ by blanks around them or by capitals" in shown.err
+    content = Path("new-out.csv").read_bytes()
+    assert content.startswith(b"Nr;prediction;probability_no;probability_yes\r\n000000;")
+    assert b"\r\n000005;" in content and b"." not in content and content.count(b"\r\n") == 7
+    written("bad.csv", [few[0], few[1].replace("EUR", "USD")], "cp1252")
+    assert "takes numbers with the unit EUR in column Preis" in refused(
+        capsys, "predict", "out", "bad.csv", "--output", "bad-out.csv"
+    )
+    typed = ("--types", "Preis=text")
+    assert main(["predict", "out", "german.csv", "--id", "PLZ", "--output", "all.csv"]) == 0
+    parsed = csv.read_csv(
+        "all.csv",
+        parse_options=csv.ParseOptions(delimiter=";"),
+        convert_options=csv.ConvertOptions(column_types={"PLZ": "string"}),
+    )
+    assert parsed["PLZ"].to_pylist() == [f"{1000 + i * 7:05d}" for i in range(N)]
+    assert np.mean(parsed["prediction"].to_numpy() == ILL) > 0.7
+    assert main(["predict", "out", "german.csv", *typed, "--output", "not.csv"]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "reason"),
+    [
+        (
+            ["a;b;ill", "4.28;6,5;no", "1.5;7,5;yes"],
+            (),
+            "column a has decimal points and column b decimal commas, but a file has one "
+            "convention. Correct one of them, or say how a column is read: "
+            "--types a=number:point, or --types a=text",
+        ),
+        (
+            ["day;b;ill", "03/04/2024;6;no", "05/06/2024;7;yes"],
+            (),
+            "the dates of column day can be DD/MM/YYYY or MM/DD/YYYY. Choose one: "
+            "--types day=date:DD/MM/YYYY",
+        ),
+        (["a,ill", "1,no"], ("--types", "a"), "expected --types COLUMN=KIND, got 'a'"),
+        (["a,ill", "1,no"], ("--types", "a=date:DD"), "expected --types COLUMN=KIND"),
+        (["a,ill", "1,no"], ("--types", "b=text"), "--types b: the table has no column"),
+        (
+            ["a,ILL", "1,no"],
+            (),
+            "--label ill: the table has 0 columns of this name; do you mean ILL",
+        ),
+        (["a,,ill", "1,x,no", "2,y,yes"], (), "or leave it out: --drop ''"),
+        (["a,v 1,ill", "1,,no"], (), "has no value at all; leave it out: --drop 'v 1'"),
+    ],
+)
+def test_refusals_before_the_charge_are_lines_to_paste(capsys, lines, options, reason):
+    written("data.csv", lines)
+    words = ("data.csv", *LABEL, *RUN, "--store", "private", *options)
+    assert reason in refused(capsys, "train", *words)
+    assert not Path("private").exists() and not Path("trained").exists()
+
+
+@pytest.mark.parametrize("name", ["customer number", "", "-x", "it's; $HOME"])
+def test_advice_is_pasted_as_it_is(capsys, name):
+    """Whatever the name of a column that has no value, and that is left out as the error says."""
+    quoted = '"' + name.replace('"', '""') + '"'
+    written("data.csv", [f"{quoted},v,ill", "x,,no", "x,,yes"])
+    first = ("data.csv", *LABEL, *RUN)
+    advice = refused(capsys, "train", *first).partition("leave it out: ")[2]
+    words = shlex.split(advice)
+    assert words[0].startswith("--drop")
+    error = refused(capsys, "train", *first, *words)
+    assert "arguments" not in error and error.partition("leave it out: ")[2] != advice
+
+
+@pytest.mark.parametrize(
+    ("labels", "others", "total", "remark"),
+    [
+        (["4.282", "1.500"], ["6,5", "7,25"], 5782.0, "1.234 is read as 1234"),
+        (["4.282", "1.500"], ["6.5", "7.25"], 5.782, None),
+        (["4.282", "1.500"], ["a", "b"], 5.782, "1.234 is read as 1.234; otherwise --types y="),
+        (["1.234,56 EUR", "1,44 EUR"], ["a", "b"], 1236.0, "numbers with the unit EUR"),
+        (["6,5", "1.234,5"], ["a", "b"], 1241.0, "numbers have a decimal comma"),
+    ],
+)
+def test_labels_are_read_in_the_convention_of_the_file(capsys, labels, others, total, remark):
+    """The total of 5,318,404 was stated as 174,722: thousands were read as fractions."""
+    rows = [f"{i};{others[i % 2]};{labels[i % 2]}" for i in range(N)]
+    written("data.csv", ["id;other;y", *rows])
+    words = ("--column", "y", "--task", "regression", "--low", "0", "--high", "5000")
+    assert main(["randomize", "data.csv", *words, "--epsilon", "100", "--output", "n.csv"]) == 0
+    shown = capsys.readouterr()
+    stated = float(shown.out.partition("noisy ones: ")[2].split()[0])
+    assert stated == pytest.approx(total * N / 2, rel=0.05, abs=3 * N)
+    assert remark is None or remark in shown.err
