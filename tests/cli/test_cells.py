@@ -190,3 +190,101 @@ def test_labels_are_read_in_the_convention_of_the_file(capsys, labels, others, t
     stated = float(shown.out.partition("noisy ones: ")[2].split()[0])
     assert stated == pytest.approx(total * N / 2, rel=0.05, abs=3 * N)
     assert remark is None or remark in shown.err
+
+
+DATES = {
+    "Y-M-D": "YYYY-MM-DD",
+    "Y/M/D": "YYYY/MM/DD",
+    "D.M.Y": "DD.MM.YYYY",
+    "D/M/Y": "DD/MM/YYYY",
+    "D/M/Y 13:05": "DD/MM/YYYY",
+    "Y-M-DT01:02:03Z": "YYYY-MM-DD",
+    "D July Y": "DD MONTH YYYY",
+    "Juli D, Y": "MONTH DD YYYY",
+    "Sep Y": "MONTH YYYY",
+    "Y-M": "YYYY-MM",
+    "M/Y": "MM/YYYY",
+}
+COLUMNS = {
+    **{
+        form: (
+            lambda i, form=form: of_day(form, DAYS[i]),
+            f"dates of the form {words}, read as days",
+        )
+        for form, words in DATES.items()
+    },
+    "half": (lambda i: f"{1 + i % 12}:{i % 60:02d} pm", "times of day, read as hours"),
+    "percent": (lambda i: f"{i % 90} %", "numbers with the unit %"),
+    "dollars": (lambda i: f"-${1000 + i:,}.50", "numbers with the unit $"),
+    "grouped": (lambda i: f"{1000 + i:,}", "numbers in which 1,234 is read as 1234; otherwise"),
+    "limits": (
+        lambda i: f">{i}" if i % 3 else f"{i}.5",
+        "numbers; 200 of 300 have a sign of limit",
+    ),
+    "codes": (lambda i: f"{i:04d}", "codes with leading zeros, read as text; for numbers"),
+    "short": (lambda i: of_day("D.M.", DAYS[i]) + "45", "dates without a century, read as text"),
+    "mixed": (
+        lambda i: "k.A." if i == 7 else f"{i}.5",
+        "text, of which 1 of 300 cells are no numbers; to count these as missing --types mixed=",
+    ),
+    "named": (
+        lambda i: "k.A." if i == 7 else f"{i}.5",
+        "numbers; cells of another form are missing: 1 cell, the first in row 9 (the header is "
+        "row 1): 'k.A.'",
+    ),
+    "Unnamed: 0": (lambda i: str(i), None),
+    "plain": (lambda i: f"{i}.25", None),
+    "version": (lambda i: f"1.{i}.2", None),
+    "diagnosis": (lambda i: f"E{i % 20}.9", None),
+    "yes": (lambda i: ("True", "False")[i % 2], None),
+}
+"""Cells of row i by column, and the line on it; None for cells as they stand."""
+
+
+def test_each_form_is_stated_before_the_charge(capsys):
+    quoted = [[f'"{cells(i)}"' for cells, _ in COLUMNS.values()] for i in range(N)]
+    rows = [",".join([*row, ILL[i]]) for i, row in enumerate(quoted)]
+    header = ",".join(f'"{name}"' for name in [*COLUMNS, "ill"])
+    written("data.csv", [header, *rows])
+    words = ("data.csv", *LABEL, *RUN, "--types", "named=number")
+    written("taken", [])  # no store: refused after all that is stated before the charge
+    assert main(["train", *words, "--store", "taken"]) == 2
+    shown = capsys.readouterr().err
+    for name, (_, line) in COLUMNS.items():
+        if line is None:
+            assert f"remark: {name}:" not in shown
+        else:
+            assert f"remark: {name}: {line}" in shown
+    for text in ("plain (number)", "version (text)", "diagnosis (text)", "yes (number)"):
+        assert text in shown
+    assert "remark: 'Unnamed: 0': a column without a name that numbers the rows" in shown
+    assert "left out: Unnamed: 0" in shown and "taken exists and is not a label store" in shown
+
+
+def test_thousands_of_categories_and_numbers_beyond_single_precision_are_said(capsys):
+    rows = [f"w{i},{'1e39' if i == 3 else i},{('no', 'yes')[i % 2]}" for i in range(1200)]
+    written("data.csv", ["word,far,ill", *rows])
+    words = ("data.csv", *LABEL, *RUN, "--store", "private")
+    assert main(["train", *words]) == 2
+    shown = capsys.readouterr().err
+    assert "word: text with 1,200 different values, each of which becomes a category" in shown
+    assert "column 'far' must be within float32, up to 3.4e38, but 1 of 1200 entries" in shown
+    assert not list(Path("private").glob("records/[0-9]*"))
+
+
+def test_several_files_have_one_convention(capsys):
+    for name, labels in (("a", ("6,5", "7,25")), ("b", ("4.282", "1.500"))):
+        rows = [f"{name}{i};{labels[i % 2]}" for i in range(20)]
+        written(f"{name}.csv", ["id;y", *rows])
+    words = ("--column", "y", "--task", "regression", "--low", "0", "--high", "5000")
+    output = ("--epsilon", "1", "--output", "n.csv")
+    error = refused(capsys, "randomize", "a.csv", "b.csv", *words, *output)
+    assert "decimal commas in a.csv, and can be read in two ways in b.csv" in error
+    advice = error.partition("; ")[2].partition(" or ")[0]
+    assert main(["randomize", "a.csv", "b.csv", *words, *output, *shlex.split(advice)]) == 0
+
+
+def test_a_header_of_two_lines_is_named(capsys):
+    written("data.csv", [",a,b", ",x,ill", "0,1.5,no", "1,2.5,yes"])
+    error = refused(capsys, "train", "data.csv", *LABEL, *RUN)
+    assert "it is in row 2, as of a header of two lines (a MultiIndex of pandas)" in error

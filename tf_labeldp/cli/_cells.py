@@ -29,6 +29,7 @@ _NUMBER = (
     rf"(?P<plus>\+?)[{_BLANKS}]*"
     r"(?P<after>(?:(?:[%‰°$€£¥₹]|\p{L})[^<>+\s]{0,11}(?: \p{L}[^<>+\s]{0,11})?)?)$"
 )
+_PLAIN = r"^-?\d+(?:\.\d+)?$"
 _STRICT = {
     decimal: rf"^(?:\d+|[1-9]\d{{0,2}}(?:[{group}{_GAPS}]\d{{3}})+)?(?:{re.escape(sign)}\d*)?"
     r"(?:[eE][-+]?\d+)?$|^(?i:inf(?:inity)?)$"
@@ -188,18 +189,19 @@ class Numbers:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        parts = self._parts = _Parts(cells.texts, _NUMBER)
-        self._numbers = pc.utf8_trim_whitespace(parts["number"])
-        self.units = np.array(
-            pc.binary_join_element_wise(parts["before"], parts["after"], "").to_pylist(), object
-        )
-        limits = pc.binary_join_element_wise(parts["limit"], parts["plus"], "")
-        self.has_limit = _flags(pc.not_equal(limits, ""))
+        texts, present = cells.texts, ~cells.is_missing
+        self.has_limit = np.zeros(len(texts), bool)
+        self.units = np.full(len(texts), "", object)
+        self._found = _matches(texts, _PLAIN)
+        if self._found[present].all():  # Most columns, of which some have millions of numbers.
+            self._is_negative = _flags(pc.starts_with(texts, "-"))
+            self._numbers = pc.utf8_ltrim(texts, "-")
+        else:
+            self._split(_Parts(texts, _NUMBER))
         self._fits = {
-            decimal: parts.found & _matches(self._numbers, pattern)
+            decimal: self._found & _matches(self._numbers, pattern)
             for decimal, pattern in _STRICT.items()
         }
-        present = ~cells.is_missing
         point, comma = self._fits[POINT] & present, self._fits[COMMA] & present
         has_sign = _matches(self._numbers, r"\d[.,]\d|^[.,]|[.,]$") & present
         is_open = point & comma & has_sign
@@ -215,10 +217,22 @@ class Numbers:
                 {POINT} if (is_open & ~commas).any() else set()
             )
 
+    def _split(self, parts: _Parts) -> None:
+        """Takes signs, units and limits from the cells."""
+        self._found = parts.found
+        self._is_negative = _flags(pc.is_in(parts["sign"], pa.array(["-", "−"])))
+        self._numbers = pc.utf8_trim_whitespace(parts["number"])
+        units = pc.binary_join_element_wise(parts["before"], parts["after"], "")
+        self.units = np.array(units.to_pylist(), object)
+        limits = pc.binary_join_element_wise(parts["limit"], parts["plus"], "")
+        self.has_limit = _flags(pc.not_equal(limits, ""))
+
     @property
     def unit(self) -> str:
         """The most frequent unit of the cells."""
-        present = self._parts.found & ~self._cells.is_missing
+        if not self.units.any():
+            return ""
+        present = self._found & ~self._cells.is_missing
         names, places = np.unique(self.units[present].astype(str), return_inverse=True)
         weights = np.bincount(places, self._cells.counts[present], minlength=len(names))
         return str(names[weights.argmax()]) if len(names) else ""
@@ -246,9 +260,8 @@ class Numbers:
         texts = pc.replace_substring_regex(self._numbers, rf"[{group}{_GAPS}]", "")
         texts = pc.replace_substring(texts, SIGNS[decimal], ".")
         texts = pc.if_else(pa.array(fits), texts, "nan")
-        is_negative = _flags(pc.is_in(self._parts["sign"], pa.array(["-", "−"])))
         numbers = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return np.where(is_negative, -numbers, numbers), fits
+        return np.where(self._is_negative, -numbers, numbers), fits
 
 
 class _Parts:
