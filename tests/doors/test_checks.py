@@ -333,6 +333,15 @@ def test_classes_for_numbers_and_the_reverse():
     assert labels.guarantee().epsilon == other.guarantee().epsilon == 0.0
 
 
+def test_a_copy_of_numbers_in_keras():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    noisy = numbers().randomize(ldp.LabelRandomizer(8.0))
+    x = np.where(np.arange(4) == 2, NUMBERS[:, np.newaxis], X).astype(np.float32)
+    with pytest.warns(UserWarning, match="model, the column 2 alone predicts nearly all labels"):
+        ldp.fit(model, x, noisy, targets="posterior", epochs=12, verbose=0)
+
+
 def test_what_is_no_mistake_is_no_warning(recwarn):
     """Days in order, texts of a few codes, a column that only leans to the label."""
     table = {

@@ -25,6 +25,7 @@ from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
+from tf_labeldp.mechanisms import RegressionMechanism
 from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.label_kinds import class_table
@@ -228,9 +229,20 @@ def fit(
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
         with without_retracing_warnings():
-            return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
+            history = model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:
         recorder.end()
+    _check_numbers(model, x, labels)
+    return history
+
+
+def _check_numbers(model: keras.Model, x: Any, labels: NoisyLabels) -> None:
+    """Warns of columns from which alone the trained model predicts nearly all numbers."""
+    are_numbers = isinstance(labels.mechanism, RegressionMechanism) and labels.values.ndim == 1
+    is_one = isinstance(x, np.ndarray) and InspectedModel(model).output_shape == (None, 1)
+    if are_numbers and is_one:
+        ends = labels.kind.label_range
+        FeatureRows(x).check_model(lambda rows: np.ravel(model(rows, training=False)), ends)
 
 
 def _check_types(model: Any, x: Any, labels: Any) -> None:
