@@ -90,8 +90,16 @@ class CountedSteps:
 
     def accept(self) -> None:
         """Covers the present values and steps: the training itself has set them."""
-        optimizer = self._optimizer
-        self._is_built = self._model.built and (optimizer is None or optimizer.built)
+        model, optimizer = self._model, self._optimizer
+        # A model that was not built has had weights since its first step.
+        late = [
+            layer
+            for layer in Weights.layers_of(model)
+            if layer.trainable_weights and LayerHistory.of(layer) is None
+        ]
+        if late:
+            TrainedModel(model).attach(TrainedModel(model).receipts, late)
+        self._is_built = model.built and (optimizer is None or optimizer.built)
         self._readers = {id(part): self._reader(part) for part in self._variables()}
         self._keep({key: read() for key, read in self._readers.items()})
         self._arm()

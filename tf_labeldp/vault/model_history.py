@@ -14,9 +14,10 @@ import json
 import math
 import os
 import pathlib
+import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +36,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.provenance import LayerHistory, OptimizerSteps, Weights
 from tf_labeldp.vault._statements import statement_of
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import check_unpacked_size
 
@@ -57,6 +59,34 @@ class TrainedModel:
     """
 
     model: Any
+
+    SUFFIX: ClassVar[str] = ".keras"
+    FILE: ClassVar[str] = "model.keras"
+    CARD: ClassVar[str] = "privacy.json"
+    """The names of a model and its card in the folder of ``tf_labeldp.save``."""
+
+    @staticmethod
+    def file_in(path: str | os.PathLike[str]) -> pathlib.Path:
+        """Returns the path of the file of a model: this path, or the one in this folder."""
+        file = pathlib.Path(path).expanduser()
+        return file / TrainedModel.FILE if (file / TrainedModel.FILE).exists() else file
+
+    @staticmethod
+    def receipts_of_card(folder: str | os.PathLike[str]) -> tuple[Receipt, ...]:
+        """Returns the receipts of the metrics on the card in a folder; ``()`` without a card.
+
+        Raises:
+            ReceiptError: they were changed.
+        """
+        card = pathlib.Path(folder).expanduser() / TrainedModel.CARD
+        if not card.exists():
+            return ()
+        try:
+            metrics = dict(_validate.json_of(PlainFile(card).read())).get("metrics", [])
+            receipts = [receipt for metric in metrics for receipt in metric["receipts"]]
+            return tuple(map(Receipt.from_json, receipts))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReceiptError(f"{card} is damaged ({error}). Save the model again.") from error
 
     @staticmethod
     def members() -> tuple[str, str]:
@@ -210,8 +240,10 @@ def cover_namesakes(layers: Sequence[Any]) -> None:
             set_history(layer, LayerHistory((), frozenset(own)))
 
 
-def set_history(layer: Any, history: LayerHistory) -> None:
-    """Sets the history of a layer, and writes it to the layer's files."""
+def set_history(
+    layer: Any, history: LayerHistory, content: Callable[[], bytes] | None = None
+) -> None:
+    """Sets the history of a layer, and writes it, or other content, to the layer's files."""
     name, owner = layer.name, weakref.ref(layer)
 
     def write() -> bytes:
@@ -224,7 +256,7 @@ def set_history(layer: Any, history: LayerHistory) -> None:
         written = dataclasses.replace(history, digests=digests, steps=steps)
         return f"{name}\n".encode() + written.to_bytes()
 
-    _keep_in_files(layer, LayerHistory.ATTRIBUTE, history, write)
+    _keep_in_files(layer, LayerHistory.ATTRIBUTE, history, content or write)
 
 
 def _digests_in_files(layer: Any, history: LayerHistory) -> frozenset[bytes] | None:
@@ -328,8 +360,9 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
 
     Args:
         artefact: noisy labels, a head, a vault, batches, an optimizer, receipts; a Keras model or
-            layer; the path of a ``.keras`` file that Keras loads without ``custom_objects``; or a
-            list of these. A statement returns unchanged.
+            layer; the path of a ``.keras`` file that Keras loads without ``custom_objects``, or the
+            folder of ``save``, of which the statement covers the metrics too; or a list of these. A
+            statement returns unchanged.
         delta: the delta of the statement; None takes the largest of the charged budgets.
 
     Raises:
@@ -347,19 +380,23 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         no record of any label
     """
     if isinstance(artefact, (str, os.PathLike)):
+        measured = TrainedModel.receipts_of_card(artefact)
         artefact = load_model(artefact)  # The optimizer comes along: it shows training.
+        if measured:
+            receipts = Receipts.merged(public_input(artefact).receipts, measured)
+            return LayerHistory(receipts).guarantee(delta)
     return statement_of(artefact, delta)
 
 
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
-    """Loads the Keras model of a ``.keras`` file, with its receipts.
+    """Loads the Keras model of a ``.keras`` file, or of the folder of ``save``, with its receipts.
 
     It loads the files of this library and all others that Keras loads, and takes the arguments of
     ``keras.models.load_model``. That one reads no receipts, and needs ``import
     tf_labeldp.keras_layers`` before.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or no model in the folder.
         ValueError: the file is damaged, or as from ``keras.models.load_model``.
         ReceiptError: the receipts are damaged, or a newer version wrote them.
 
@@ -373,10 +410,16 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     """
     import keras
 
-    path = pathlib.Path(path).expanduser()
+    path = TrainedModel.file_in(path)
     if not path.exists():
         raise FileNotFoundError(
             f"expected the file of a model, got no file {path}. Check the path."
+        )
+    # Keras saves folders too: save(path, zipped=False).
+    if path.is_dir() and not (path / "config.json").exists():
+        raise FileNotFoundError(
+            f"expected a .keras file or the folder of save, got the folder {path} without "
+            f"{TrainedModel.FILE}. Check the path; of noisy labels, call NoisyLabels.load."
         )
     is_model = (
         zipfile.is_zipfile(path) if path.suffix == ".keras" else path.suffix in (".h5", ".hdf5")
@@ -393,44 +436,54 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         model = keras.models.load_model(path, **settings)
     if facts:
         TrainedModel(model).note_facts(facts)
-    histories = _histories_in(path)
-    _match_by_name(model, histories)
+    _set_histories(model, _histories_in(path))
+    layers = Weights.layers_of(model)
     # A file that was written during a training covers the weights in the file.
-    cover_weights(
-        layer
-        for layer in Weights.layers_of(model)
-        if (h := LayerHistory.of(layer)) and h.digests is None
-    )
-    for layer in Weights.layers_of(model):
+    cover_weights(layer for layer in layers if (h := LayerHistory.of(layer)) and h.digests is None)
+    for layer in layers:
+        if (history := LayerHistory.of(layer)) is None:
+            continue
         # A model within the model may have been compiled and trained.
-        steps = _merged(histories.get(layer.name, [LayerHistory()])).steps
-        if steps is not None:
-            OptimizerSteps.of(layer).cover(steps)
-            OptimizerSteps.of(layer).note(LayerHistory.of(layer))
+        if history.steps is not None:
+            OptimizerSteps.of(layer).cover(history.steps)
+            OptimizerSteps.of(layer).note(history)
         # Copies of these weights are recognized.
-        if (history := LayerHistory.of(layer)) is not None:
-            Weights.note(history.digests or (), history.receipts)
+        Weights.note(history.digests or (), history.receipts)
     return model
 
 
-def _histories_in(path: pathlib.Path) -> dict[str, list[LayerHistory]]:
-    """Returns the histories in a file, by the names of layers, which several may share."""
-    place = f"/{TrainedModel.members()[0]}"
-    histories: dict[str, list[LayerHistory]] = {}
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """The history of a layer in a file, by the name of the layer and by its place there."""
+
+    name: str
+    place: str
+    history: LayerHistory
+
+
+def _histories_in(path: pathlib.Path) -> list[_Written]:
+    """Returns the histories in a file."""
+    histories: list[_Written] = []
     if not zipfile.is_zipfile(path):
         return histories
     with zipfile.ZipFile(path) as content:
         check_unpacked_size(content, path.stat().st_size)
-        for member in content.namelist():
-            if not (member.startswith("assets/") and member.endswith(place)):
-                continue
+        for place, member in _members(content, TrainedModel.members()[0]):
             name, _, history = content.read(member).partition(b"\n")
-            layer = name.decode()
             try:
-                histories.setdefault(layer, []).append(LayerHistory.from_bytes(history))
+                read = LayerHistory.from_bytes(history)
             except ReceiptError as error:
                 raise ReceiptError(f"{path}: {error}") from error
+            histories.append(_Written(name.decode(), place, read))
     return histories
+
+
+def _members(content: zipfile.ZipFile, kept: str) -> Iterator[tuple[str, str]]:
+    """Yields the place of each layer that keeps a member in a file, and the member's name."""
+    for member in content.namelist():
+        place = member.removesuffix(kept)
+        if member.startswith("assets/") and place != member and place.endswith("/"):
+            yield place, member
 
 
 def _merged(histories: Sequence[LayerHistory]) -> LayerHistory:
@@ -451,21 +504,69 @@ def _with_integers(history: LayerHistory, weights: Iterable[Any]) -> LayerHistor
     return dataclasses.replace(history, digests=history.digests.union(of_integers))
 
 
-def _match_by_name(model: Any, histories: Mapping[str, Sequence[LayerHistory]]) -> None:
-    by_name: dict[str, list[Any]] = {}
-    for layer in Weights.layers_of(model):
-        by_name.setdefault(layer.name, []).append(layer)
-    for name, several in histories.items():
-        # Without a layer of this name, any layer may have this history.
-        for layer in by_name.get(name, Weights.layers_of(model)):
-            weights = Weights.own(layer)
-            own = Weights.digests(weights)
-            covered = [_with_integers(part, weights) for part in several]
-            # Layers that share a name have the history of their weights.
-            fitting = [
-                part for part in covered if own and part.digests and part.digests >= set(own)
-            ]
-            history = _merged(fitting or covered)
-            digests = history.digests if name in by_name else None
-            receipts = Receipts.merged(TrainedModel(layer).receipts, history.receipts)
-            set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
+def _fitting(layer: Any, histories: Sequence[LayerHistory]) -> tuple[LayerHistory, bool]:
+    """Returns the history of a layer among those with its name, and whether its weights fit it."""
+    weights = Weights.own(layer)
+    own = set(Weights.digests(weights))
+    covered = [_with_integers(part, weights) for part in histories]
+    fitting = [part for part in covered if own and part.digests and part.digests >= own]
+    return _merged(fitting or covered), bool(fitting) or not weights
+
+
+def _set_histories(model: Any, histories: Sequence[_Written]) -> None:
+    """Sets the histories of a file in the layers that they belong to.
+
+    Keras numbers unnamed layers of a user's class in each process, so that a name in the file may
+    be that of another layer. If weights do not fit the history of their layer's name, the place in
+    the file decides, by which Keras finds the weights.
+    """
+    layers = Weights.layers_of(model)
+    by_name: dict[str, list[LayerHistory]] = {}
+    for written in histories:
+        by_name.setdefault(written.name, []).append(written.history)
+    found = [(layer, _fitting(layer, by_name[layer.name])) for layer in layers
+             if layer.name in by_name]  # fmt: skip
+    if by_name.keys() <= {layer.name for layer in layers} and all(fits for _, (_, fits) in found):
+        for layer, (history, _) in found:
+            _add_history(layer, history)
+        return
+    by_place = _layers_by_place(model)
+    for written in histories:
+        if written.place in by_place:
+            layer = by_place[written.place]
+            _add_history(layer, _fitting(layer, [written.history])[0])
+            continue
+        # Any layer may have this history. It covers no other weights, and no steps.
+        for layer in layers:
+            _add_history(layer, dataclasses.replace(written.history, steps=None))
+
+
+def _add_history(layer: Any, history: LayerHistory) -> None:
+    """Adds a history from a file to that of a layer."""
+    before = LayerHistory.of(layer) or LayerHistory()
+    receipts = Receipts.merged(before.receipts, history.receipts)
+    set_history(layer, dataclasses.replace(history, receipts=receipts))
+
+
+def _layers_by_place(model: Any) -> dict[str, Any]:
+    """Returns the layers of a model by their places in its file; none if Keras can't write it."""
+    layers = Weights.layers_of(model)
+    earlier = [LayerHistory.of(layer) for layer in layers]
+    for number, layer in enumerate(layers):
+        set_history(layer, LayerHistory(), str(number).encode)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / TrainedModel.FILE
+            with without_input_warnings():
+                model.save(file)
+            with zipfile.ZipFile(file) as content:
+                members = _members(content, TrainedModel.members()[0])
+                return {place: layers[int(content.read(member))] for place, member in members}
+    # Layers raise errors of any type.
+    except Exception:
+        return {}
+    finally:
+        for layer, history in zip(layers, earlier, strict=True):
+            delattr(layer, LayerHistory.ATTRIBUTE)
+            if history is not None:
+                set_history(layer, history)
