@@ -41,7 +41,7 @@ PARTS = {
     # matplotlib for a plot, on its call.
     "audit": ["numpy", "scipy", "matplotlib"],
     # The same, for the page of a report; Keras to read models, h5py for the arrays in their files.
-    "dossier": ["numpy", "keras", "matplotlib", "h5py"],
+    "dossier": ["numpy", "keras", "matplotlib", "h5py", "sklearn"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     # The engines are extras: `scale` itself loads none of them.
     "scale": ["numpy", "filelock", "pyarrow", "tensorflow", "apache_beam", "pyspark", "tfx"],

@@ -33,8 +33,6 @@ from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import DrawSettingsError
 
-_UNFINISHED = ".unfinished"
-"""The file that marks the output of a run that has not ended."""
 _OTHER_SETTINGS = (
     "give the settings and columns of that run, or a new --store (publishing from both costs the "
     "sum of their epsilons)"
@@ -129,7 +127,7 @@ def _check_output(args: argparse.Namespace) -> None:
     names = list(folder.iterdir()) if folder.is_dir() else [folder]
     real = [pathlib.Path(os.path.realpath(path)) for path in names]
     others = [path for path in real if kept is None or not kept.is_relative_to(path)]
-    if others and not (folder / _UNFINISHED).exists():
+    if others and not (folder / PlainFile.UNFINISHED).exists():
         raise CommandError(f"--output {folder} exists and is not empty; give a new folder")
 
 
@@ -138,7 +136,7 @@ def _output(folder: pathlib.Path) -> Iterator[None]:
     """Makes the folder, marked until its files are complete: a killed run may be started again."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / _UNFINISHED
+    mark = folder / PlainFile.UNFINISHED
     PlainFile(mark).write_text("")
     try:
         yield

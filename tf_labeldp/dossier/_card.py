@@ -26,6 +26,7 @@ from tf_labeldp.dossier._files import (
     check_statement,
     listed,
 )
+from tf_labeldp.dossier._pipeline import statement_receipts, steps_of, with_steps
 from tf_labeldp.dossier._texts import for_markdown, for_yaml
 from tf_labeldp.vault import Evaluation
 from tf_labeldp.vault.files import PlainFile
@@ -33,7 +34,7 @@ from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.records import SealedFields
 
-MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
+MODEL, CARD, PAGE = TrainedModel.FILE, TrainedModel.CARD, "README.md"
 _OF_NUMBERS = ("mse", "mae")
 _LAYOUT: dict[str, Any] = {"indent": 1}
 """The layout of the card's JSON."""
@@ -57,11 +58,16 @@ def save(
 
     The folder gets ``model.keras``; ``README.md``, the card, with the metadata that model hubs
     read; and ``privacy.json``, the card as data. All three may be published. The statement covers
-    the model and the metrics. ``tf-labeldp verify FOLDER`` compares the three.
+    the model and the metrics. ``tf-labeldp verify FOLDER`` compares the three;
+    ``load_model(folder)`` and ``guarantee(folder)`` read them.
 
     Args:
-        model: a Keras model, or an estimator with ``to_keras``: a head, ``PrivateClassifier``.
-        folder: made if it is missing; an earlier model there is replaced.
+        model: a Keras model, or an estimator with ``to_keras``: a head, ``PrivateClassifier``; or a
+            scikit-learn ``Pipeline`` that ends in one. Its other steps become layers: scalers,
+            ``SimpleImputer``, ``PCA`` and the maps of ``features``.
+        folder: made if it is missing; an earlier model of ``save`` there is replaced. A path that
+            ends in ``.keras`` gets the file of the model alone, with its receipts and without a
+            card.
         metrics: results of ``labels.evaluate`` or ``noisy.evaluate``. For labels that you declare
             public, make one: ``vault.Evaluation("accuracy", value, 0.0, n, effective_examples=n)``.
             None for the ``evaluation_`` of a ``PrivateClassifier``, if it has one.
@@ -73,8 +79,11 @@ def save(
         The statement.
 
     Raises:
-        TypeError: the model is none, or a metric is no ``Evaluation`` of one number; nothing was
-            written.
+        FileExistsError: the folder has other files, which a published folder would show; nothing
+            was written.
+        TypeError: the model is none, a pipeline has a step without layers, or a metric is no
+            ``Evaluation`` of one number; nothing was written.
+        ValueError: metrics or data for a file, which has no card.
 
     Source: Mitchell et al., "Model cards for model reporting", 2019; the metadata are those of
     ``model-index`` of model hubs.
@@ -88,35 +97,26 @@ def save(
         >>> save(model, tempfile.mkdtemp()).epsilon
         0.0
     """
-    import keras
-
-    of_model = public_input(model).receipts
-    public = public_input(model, metrics)
-    estimator, metrics = public.value
-    is_exported = hasattr(estimator, "to_keras")
-    network = estimator.to_keras() if is_exported else estimator
-    if not isinstance(network, keras.Model):
-        raise TypeError(
-            f"expected a Keras model, or an estimator with to_keras, got "
-            f"{type(estimator).__name__}. Give the trained model."
+    path = pathlib.Path(folder).expanduser()
+    is_file = path.suffix == TrainedModel.SUFFIX and not path.is_dir()
+    if is_file and (metrics is not None or data):
+        raise ValueError(
+            f"expected a folder for metrics and data, which are on the card, got the file {path}. "
+            f"Give a folder: {str(path.with_suffix(''))!r}."
         )
-    fitted = vars(estimator) if is_exported else {}
-    metrics = _checked_metrics(metrics, fitted.get("evaluation_"))
-    # The file states alone what the model was made of.
-    in_file = {receipt.id for receipt in public_input(network).receipts}
-    TrainedModel(network).attach([receipt for receipt in of_model if receipt.id not in in_file])
-    # Receipts that came with a list of metrics, and with none of them.
-    carried = {receipt.id for receipt in public_input(network, metrics).receipts}
-    lost = [part for part in public.receipts if part.id not in carried and part.kind != "unknown"]
-    if lost:
-        TrainedModel(network).attach(lost)
+    _refuse_others(path)
+    network, fitted, metrics = _network_of(model, metrics)
     if cells:
         facts = TrainedModel(network).note_facts({"cells": dict(cells)})
-        Ledger.record_digests([facts.digest()], public.receipts)
+        Ledger.record_digests([facts.digest()], public_input(network, metrics).receipts)
+    if is_file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with PlainFile(path).replaced() as file:
+            network.save(file)
+        return LayerHistory(public_input(network).receipts).guarantee()
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
     stated = LayerHistory(receipts).guarantee()
-    path = pathlib.Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     # A run that is killed leaves no card of another model.
     for name in (PAGE, CARD):
@@ -139,6 +139,55 @@ def save(
     PlainFile(path / CARD).write_text(json.dumps(card, **_LAYOUT))
     PlainFile(path / PAGE).write_text(page)
     return stated
+
+
+def _refuse_others(folder: pathlib.Path) -> None:
+    """Raises if a folder has files that ``save`` did not write; hidden ones do not count."""
+    # The writer of an unfinished folder has checked it, before it spent anything.
+    if not folder.is_dir() or (folder / PlainFile.UNFINISHED).exists():
+        return
+    names = {part.name for part in folder.iterdir() if not part.name.startswith(".")}
+    # Without a card, the page is someone else's.
+    own = {MODEL, CARD, PAGE} if CARD in names else {MODEL}
+    if others := sorted(names - own):
+        raise FileExistsError(
+            f"expected an empty folder, or one that save wrote, got {folder} with "
+            f"{listed(map(brief, others))}. Give a new folder."
+        )
+
+
+def _network_of(model: Any, metrics: Any) -> tuple[Any, dict[str, Any], list[Evaluation]]:
+    """Returns the network to save, the attributes of its estimator, and the metrics, or raises.
+
+    The network carries the receipts of the model, and those that came with a list of metrics.
+    """
+    import keras
+
+    of_model = public_input(model).receipts
+    public = public_input(model, metrics)
+    whole, metrics = public.value
+    *steps, (_, estimator) = steps_of(whole)
+    is_exported = hasattr(estimator, "to_keras")
+    network = estimator.to_keras() if is_exported else estimator
+    if not isinstance(network, keras.Model):
+        raise TypeError(
+            f"expected a Keras model, or an estimator with to_keras, got "
+            f"{type(estimator).__name__}. Give the trained model."
+        )
+    network = with_steps(network, steps)
+    fitted = vars(estimator) if is_exported else {}
+    metrics = _checked_metrics(metrics, fitted.get("evaluation_"))
+    # The file states alone what the model was made of.
+    in_file = {receipt.id for receipt in public_input(network).receipts}
+    TrainedModel(network).attach([receipt for receipt in of_model if receipt.id not in in_file])
+    if whole is not estimator:
+        TrainedModel(network).attach(statement_receipts(whole, network))
+    # Receipts that came with a list of metrics, and with none of them.
+    carried = {receipt.id for receipt in public_input(network, metrics).receipts}
+    lost = [part for part in public.receipts if part.id not in carried and part.kind != "unknown"]
+    if lost:
+        TrainedModel(network).attach(lost)
+    return network, fitted, metrics
 
 
 def _checked_metrics(metrics: Any, own: Evaluation | None) -> list[Evaluation]:
@@ -247,16 +296,6 @@ def receipts_digest(receipts: tuple[Receipt, ...]) -> str:
     """Returns the SHA-256 of receipts, in any order."""
     content = sorted(json.dumps(receipt.to_json(), sort_keys=True) for receipt in receipts)
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
-
-
-def receipts_of_metrics(files: Mapping[str, pathlib.Path]) -> tuple[Receipt, ...]:
-    """Returns the receipts of a card's metrics; raises ``ReceiptError`` if they were changed."""
-    card = json.loads(files[CARD].read_text(encoding="utf-8")) if CARD in files else {}
-    return tuple(
-        Receipt.from_json(receipt)
-        for metric in card.get("metrics", [])
-        for receipt in metric["receipts"]
-    )
 
 
 def _metric(found: Evaluation) -> dict[str, Any]:

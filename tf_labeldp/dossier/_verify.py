@@ -11,13 +11,14 @@ from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted, json_of
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import LayerHistory
-from tf_labeldp.dossier._card import MODEL, check_card, receipts_of_metrics
+from tf_labeldp.dossier._card import MODEL, check_card
 from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files_in
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
 from tf_labeldp.dossier._noisy_files import check_noisy_labels, paths_of
 from tf_labeldp.vault import guarantee, load_model
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.model_history import TrainedModel
 from tf_labeldp.vault.records import SealedFields
 
 
@@ -139,7 +140,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
     try:
         loaded = load_model(model, compile=False)
         own = public_input(loaded).receipts
-        measured = receipts_of_metrics(files)
+        measured = TrainedModel.receipts_of_card(place)
         receipts = Receipts.merged(own, measured)
         stated = guarantee(loaded)
         if measured:

@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tf_labeldp import _validate
 
@@ -65,6 +65,10 @@ class PlainFile:
         >>> file.read(), file.digest()[:8]
         (b'7 5', 'd441522c')
     """
+
+    UNFINISHED: ClassVar[str] = ".unfinished"
+    """The name of the mark in a folder whose outputs are not complete; its writer has checked that
+    the folder may get them."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
