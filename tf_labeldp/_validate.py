@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
 import math
@@ -366,6 +367,27 @@ def keras_on_tensorflow(user: str) -> None:
             "KERAS_BACKEND=tensorflow before Keras is imported, or use heads, noisy labels "
             "(PrivateLabels.randomize) or MultiStageTraining, which work on any backend."
         )
+
+
+def callbacks_of(callbacks: Any) -> list[Any]:
+    """Returns the callbacks of a ``fit`` as a list; raises if one lacks its package.
+
+    Raises:
+        ImportError: TensorBoard without its package: its error would follow the first epoch.
+    """
+    import keras
+
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    several = [part for part in keras.tree.flatten(callbacks) if part is not None]
+    if any(isinstance(part, keras.callbacks.TensorBoard) for part in several):
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError(
+                "expected the package tensorboard, which keras.callbacks.TensorBoard writes with, "
+                "got none: TensorFlow 2.21 does not install it. Install it: pip install "
+                "tensorboard."
+            )
+    return several
 
 
 def group_numbers(

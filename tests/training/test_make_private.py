@@ -373,3 +373,25 @@ def test_a_data_set_of_features_that_are_augmented():
         assert 1.9 < private.guarantee().epsilon <= 2.0
     with pytest.raises(ValueError, match=r"expected 2000 examples.* data set of 1800 in 6 batches"):
         made(model(), x=dataset.batch(300).take(6))
+
+
+def test_a_fit_beyond_the_planned_epochs_says_so_before_the_first(recwarn):
+    settings = {"labels": vault(epsilon=20.0), "epochs": 2, "insecure_seed": None}
+    private, batches, _ = made(perceptron(), **settings)
+    seen = []
+    see = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda *_: seen.append(len(recwarn)))
+
+    def fit(epochs):
+        seen.clear()
+        before = len(recwarn)
+        private.fit(batches, epochs=epochs, callbacks=[see], verbose=0)
+        assert seen[0] == len(recwarn)
+        return [str(warning.message) for warning in recwarn.list[before:]]
+
+    assert fit(1) == []
+    (text,) = fit(3)
+    assert "at most 1 epoch more of the 2 that make_private planned for epsilon 2" in text
+    assert "got a fit of 3: together they cost epsilon 3." in text and "epochs=1" in text
+    assert 3.0 < private.guarantee().epsilon < 4.0
+    (text,) = fit(1)
+    assert "the 2 epochs that make_private planned for epsilon 2 are taken" in text

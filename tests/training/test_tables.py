@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import keras
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp.features import RandomFourierFeatures, TableCodes, to_inputs
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
+from tf_labeldp.vault import Classes
 
 N = 240
 RNG = np.random.default_rng(0)
@@ -175,3 +178,116 @@ def test_a_data_set_of_noisy_labels_takes_numbers_of_a_table():
     np.testing.assert_allclose(x, MATRIX, atol=1e-6)
     with pytest.raises(TypeError, match=r"got a DataFrame with columns of several .*to_inputs"):
         noisy.to_dataset(TEXTS)
+
+
+WORDS = pd.DataFrame({"visit": ["good day", "bad night", "bad day", "good night"] * (N // 4)})
+
+
+def of_texts(shape=(1,)):
+    """Returns a model that splits texts into words itself; its input has Keras's own name."""
+    words = keras.layers.TextVectorization(20, output_sequence_length=2)
+    words.adapt(WORDS["visit"].to_numpy(str))
+    inputs = keras.Input(shape, dtype="string")
+    outputs = keras.layers.Flatten()(keras.layers.Embedding(20, 3)(words(inputs)))
+    return keras.Model(inputs, keras.layers.Dense(2)(outputs))
+
+
+@pytest.mark.parametrize("how", TRAINED)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_splits_texts_is_trained_on_texts(how):
+    texts = WORDS["visit"].to_numpy(str)
+    forms = {"array": texts, "objects": WORDS[["visit"]].to_numpy(object)}
+    forms["frame"] = WORDS
+    if how == "stages":
+        forms["frame"] = to_inputs(WORDS, of_texts())
+    for form, x in forms.items():
+        model = of_texts(() if form == "array" else (1,))
+        before = model.get_weights()
+        TRAINED[how](model, x, labels_of())
+        after = model.get_weights()
+        assert all(np.any(old != new) for old, new in zip(before, after, strict=True)), form
+
+
+def test_a_table_of_one_text_is_the_input_of_a_model_of_texts():
+    for shape in ((1,), ()):
+        model = of_texts(shape)
+        inputs = to_inputs(WORDS, model)
+        expected = model.predict(keras.ops.convert_to_tensor(WORDS.to_numpy(str)), verbose=0)
+        np.testing.assert_array_equal(model.predict(inputs, verbose=0), expected)
+    with pytest.raises(ValueError, match="the table lacks inputs of the model: 'keras_tensor"):
+        to_inputs(WORDS.assign(other="x"), model)
+    with pytest.raises(TypeError, match="model takes text in column 'visit', got numbers"):
+        to_inputs({"visit": [1.0]}, model)
+
+
+def test_entries_that_are_neither_numbers_nor_texts_are_no_features():
+    x = np.array(["good", None] * (N // 2), object)
+    with pytest.raises(TypeError, match="features must be numbers, got dtype object"):
+        ldp.data.poisson_batches(x, labels_of(), sampling_probability=0.5, steps=1)
+    labels = labels_of()
+    with pytest.raises(TypeError, match=r"expected numbers for the input .* got texts"):
+        by_make_private(dense(1), WORDS["visit"].to_numpy(str), labels)
+    assert not labels.history()
+
+
+@pytest.mark.parametrize("targets", ["posterior", "values", "make_private"])
+@pytest.mark.filterwarnings("ignore")
+def test_validation_labels_may_be_names(targets):
+    names = np.array(["no", "yes"])[Y.astype(int)]
+    budget = ldp.PrivacyBudget(4.0, 1e-5)
+    labels = ldp.PrivateLabels(names, Classes(["no", "yes"]), budget=budget)
+    found = []
+    for validation in (names, list(names), pd.Series(names), Y.astype(int)):
+        model = dense()
+        rows = np.asarray(validation)
+        if rows.dtype.kind == "i" and targets == "posterior":
+            validation = np.eye(2)[rows]
+        if targets == "make_private":
+            private, batches, _ = ldp.make_private(
+                model, epsilon=0.5, x=MATRIX, labels=labels, epochs=1, batch_size=60
+            )
+            fit = private.fit
+            history = fit(batches, validation_data=(MATRIX, validation), verbose=0)
+        else:
+            kind = keras.losses.SparseCategoricalCrossentropy
+            model.compile("sgd", LOGITS if targets == "posterior" else kind(from_logits=True))
+            noisy = labels.randomize(ldp.RandomizedResponse(2.0, 2), key="draw")
+            history = ldp.fit(
+                model,
+                NUMBERS,
+                noisy,
+                targets=targets,
+                validation_data=(NUMBERS, validation),
+                shuffle=False,
+                verbose=0,
+            )
+        found += history.history["val_loss"]
+    if targets != "make_private":
+        assert found == [found[0]] * 4
+    with pytest.raises(ValueError, match="240 of 240 labels are not among the 2 classes"):
+        if targets == "make_private":
+            fit(batches, validation_data=(MATRIX, np.full(N, "maybe")), verbose=0)
+        else:
+            ldp.fit(model, MATRIX, noisy, targets=targets,
+                    validation_data=(MATRIX, np.full(N, "maybe")))  # fmt: skip
+
+
+def test_tensorboard_without_its_package_is_named_before_any_charge(monkeypatch, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *args: name != "tensorboard" and find(name, *args)
+    )
+    callbacks = [keras.callbacks.TensorBoard(tmp_path)]
+    labels, model = labels_of(), dense()
+    private, batches, _ = ldp.make_private(
+        model, epsilon=2.0, x=MATRIX, labels=labels, epochs=1, batch_size=60
+    )
+    learner = DivideMix(dense(), weak=keras.layers.Identity(), strong=keras.layers.Identity())
+    for fit in (
+        lambda: private.fit(batches, callbacks=callbacks),
+        lambda: by_fit(dense(), MATRIX, labels_of(), callbacks=callbacks),
+        lambda: learner.fit(MATRIX, Y.astype(int), callbacks=callbacks),
+    ):
+        with pytest.raises(ImportError, match="pip install tensorboard"):
+            fit()
+    assert not labels.history()

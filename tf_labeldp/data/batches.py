@@ -141,7 +141,7 @@ def poisson_batches(  # noqa: PLR0913 (sampling, weights and users of one table)
     labels = OutputLabels.by_output(labels, columns)
     sizes = [len(part) for part in tf.nest.flatten(labels)]
     source = RowSource(features, sizes[0])
-    source.check_numbers()
+    source.check_dtypes()
     sample_weight = Column.weights(sample_weight, source.num_rows, np.float32)
     if class_weight is not None:
         class_table(class_weight, None)

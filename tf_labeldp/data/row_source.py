@@ -28,10 +28,10 @@ class RowSource:
         self._template = tf.nest.map_structure(lambda part: part.first, parts)
         self._first = tf.nest.flatten(self._template)
 
-    def check_numbers(self) -> None:
-        """Raises unless all features are numbers."""
+    def check_dtypes(self) -> None:
+        """Raises unless all features are numbers or texts."""
         for part in self._parts:
-            part.check_numbers()
+            part.check_dtype()
 
     def check_not_extended(self, num_labels: int) -> None:
         """Raises if ``labels.extend`` has added labels, which would shift the rows."""

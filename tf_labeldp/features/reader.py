@@ -209,7 +209,7 @@ class FeatureRows:
     def by_number(self) -> Any:
         """Returns the raw inputs as parts that are read by row number, in their dicts and tuples.
 
-        A part has ``len``, ``take(rows)``, ``first``, ``whole()``, ``check_numbers()``, and
+        A part has ``len``, ``take(rows)``, ``first``, ``whole()``, ``check_dtype()``, and
         ``array``, which is None unless the part is an array.
         """
         return map_parts(lambda part: _IndexedPart(_indexed(indexable(part))), self._inputs)
@@ -302,16 +302,18 @@ class FeatureRows:
     def network_inputs(self, model: Setting[Any] = None) -> Any:
         """Returns the inputs as a network takes them: a table as a ``float32`` matrix of columns.
 
-        With an encoder they are its outputs (n, d). For a model with a dict or list of inputs, a
-        table becomes ``to_inputs(table, model)``. Inputs that are no table stay as they are; a dict
-        is one input per entry.
+        With an encoder they are its outputs (n, d). For a model with a dict or list of inputs, or
+        with an input of texts, a table becomes ``to_inputs(table, model)``. Inputs that are no
+        table stay as they are; a dict is one input per entry.
         """
         if self.is_encoded:
             return self.array()
         is_table = isinstance(self._inputs, Frame) or is_structured(self._inputs)
         if self._inputs is self.raw_inputs and not is_table:
             return self.raw_inputs
-        if isinstance(symbolic_inputs(model), (Mapping, list, tuple)):
+        expected = symbolic_inputs(model)
+        is_single = expected is not None and not isinstance(expected, (Mapping, list, tuple))
+        if expected is not None and not (is_single and expected.dtype != "string"):
             return to_inputs(self._inputs, model)
         columns = self.table()
         rows = as_matrix(columns)
@@ -628,9 +630,10 @@ class _IndexedPart:
         """Returns all rows as an array; a source is read into memory."""
         return dense(in_memory(self._rows))
 
-    def check_numbers(self) -> None:
-        """Raises unless the rows are numbers."""
-        map_parts(lambda array: check_numbers(array.dtype), self.first)
+    def check_dtype(self) -> None:
+        """Raises unless the rows are numbers, or texts, which some models take."""
+        known = self.first if self.array is None else self.array
+        map_parts(lambda array: _is_of_texts(array) or check_numbers(array.dtype), known)
 
 
 class _OneByOne:
@@ -679,6 +682,12 @@ def check_lengths(parts: list[Any]) -> int:
     if not lengths or lengths[0] == 0:
         raise ValueError(NO_ROWS)
     return int(lengths[0])
+
+
+def _is_of_texts(array: Any) -> bool:
+    if array.dtype.kind != "O":
+        return array.dtype.kind in "US"
+    return all(isinstance(entry, (str, bytes)) for entry in array.ravel())
 
 
 def check_numbers(dtype: Any) -> None:

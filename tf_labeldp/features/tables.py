@@ -130,7 +130,8 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
 
     Returns:
         A dict of arrays (n, 1) by column name, or of tensors if one of them is of texts; for a
-        model with one input of rows an array ``float32`` (n, p) of the columns side by side.
+        model with one input of rows an array ``float32`` (n, p) of the columns side by side, and
+        for one with a single input of texts the tensor (n, 1) of a table's only column.
 
     Raises:
         TypeError: a text where the model takes a number, or the other way round.
@@ -173,6 +174,11 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
                     "its columns, in its order."
                 )
             return rows
+        if len(inputs) == len(columns) == 1:
+            # Keras names inputs that have no name.
+            [(name, values)] = columns.items()
+            [found] = _as_inputs({str(name): (values, inputs[0].dtype)}).values()
+            return found
         expected = {tensor.name: tensor for tensor in inputs}
     by_text = {str(name): values for name, values in columns.items()}
     missing = [repr(name) for name in expected if name not in by_text]
@@ -273,7 +279,8 @@ def text_error(names: list[Any], found: str = "text") -> str:
     """Returns the words of an error on columns where finite numbers are needed."""
     return (
         f"expected numbers, got {found} in column {', '.join(map(repr, names))}. Encode the table: "
-        "encoder=tf_labeldp.features.RandomFourierFeatures().fit(table), or give its transform."
+        "encoder=tf_labeldp.features.RandomFourierFeatures().fit(table), or give its transform; or "
+        "for a model that takes texts, tf_labeldp.features.to_inputs(table, model)."
     )
 
 

@@ -197,6 +197,7 @@ class DivideMix(Learner):
             ValueError: images or labels of another shape or range; ``division="channel"`` without a
                 known mechanism.
         """
+        callbacks = _validate.callbacks_of(callbacks)
         public = public_input(x, None, None)
         images = self._read_images(public.value[0])
         labelled = read_targets(y, public, len(images), Classes(self.num_classes), "values")
@@ -225,7 +226,7 @@ class DivideMix(Learner):
                         batches,
                         epochs=last,
                         initial_epoch=first,
-                        callbacks=[*dividing, *(callbacks or ())],
+                        callbacks=[*dividing, *callbacks],
                         **kwargs,
                     )
                     for name, values in stage.history.items():

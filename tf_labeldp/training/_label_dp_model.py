@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -27,7 +27,7 @@ from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import ChecksEpochs, Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
-from tf_labeldp.vault import declare
+from tf_labeldp.vault import PrivateLabels, declare
 from tf_labeldp.vault.model_history import TrainedModel
 
 _HARMLESS = (
@@ -280,7 +280,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         # Keras would turn the shuffle off with a warning.
         settings |= {**changed, "shuffle": False}
         self._batch_spec = dataset.element_spec[:3]
-        _check_validation_labels(validation, self._step.per_example_loss)
+        settings |= _validation_data(validation, plan.vaults)
+        _check_validation_labels(settings.get("validation_data"), self._step.per_example_loss)
         withheld = ""
         # BackupAndRestore sets it, and an earlier fit may have left it.
         self._initial_epoch = None
@@ -483,6 +484,15 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
         raise ValueError(
             "steps_per_execution='auto' is not supported. Give a divisor of the steps per epoch."
         )
+
+
+def _validation_data(validation: Any, vaults: Sequence[PrivateLabels]) -> dict[str, Any]:
+    """Returns the validation data with codes in place of names of classes, if it has names."""
+    if len(vaults) != 1 or not isinstance(validation, (tuple, list)) or len(validation) < 2:
+        return {}
+    x, y, *weights = validation
+    codes = None if isinstance(y, (dict, tuple)) else vaults[0].kind.codes_of_names(y)
+    return {} if codes is None else {"validation_data": (x, codes, *weights)}
 
 
 def _check_validation_labels(validation: Any, losses: OutputLosses) -> None:

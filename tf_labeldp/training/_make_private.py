@@ -71,7 +71,8 @@ def make_private(  # noqa: PLR0913 (a model, its batches and its budget in one c
     Guarantee:
         (epsilon, delta)-label-DP under replacement of one label, after ``epochs`` epochs; of all
         labels of one example, for a model with several outputs. ``private.guarantee()`` states the
-        cost, with the assumptions of ``LabelDPModel``. Nothing is charged before ``fit``.
+        cost, with the assumptions of ``LabelDPModel``. Nothing is charged before ``fit``, which
+        warns of epochs beyond the planned ones before it takes the first.
 
     Args:
         model: functional or sequential, and built. The private model shares its layers, so training
@@ -147,6 +148,7 @@ def make_private(  # noqa: PLR0913 (a model, its batches and its budget in one c
     # A training that goes on after a kill has a part of its plan left.
     made_of = Receipts.merged(public.receipts, batches.receipts)
     private._spending.plan_epochs(private._planned(batches, None, {}), recipe.epochs, made_of)
+    private._spending.planned = (recipe.epochs, recipe.epsilon)
     return private, batches, [PrivacySpent()]
 
 

@@ -150,8 +150,9 @@ def fit(
             table becomes a matrix of its columns, or for a model with several inputs
             ``features.to_inputs(x, model)``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
-            ``x``. ``class_weight`` is ``{class: weight}``, 1 for others, by class value; if no
-            class value is a number, by code too. With ``"posterior"`` and ``"debiased"`` the
+            ``x``. The inputs of ``validation_data`` are like ``x``; its labels are targets, or the
+            names of classes. ``class_weight`` is ``{class: weight}``, 1 for others, by class value;
+            if no class value is a number, by code too. With ``"posterior"`` and ``"debiased"`` the
             expected loss is that of weighted true labels; ``"values"`` have the weight of the
             noisy class.
 
@@ -209,22 +210,18 @@ def fit(
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
     rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 
-    def take(part: np.ndarray) -> Any:
-        found = part[rows]
-        # Keras takes texts as tensors alone.
-        return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
-
     raw.check_columns()
     raw.check_draw(labels, rows)
-    x = keras.tree.map_structure(take, x)
+    x = keras.tree.map_structure(lambda part: _as_taken(part[rows]), x)
     inspected.check_missing(x)
     if weights is not None:
         settings["sample_weight"] = Column.weights(np.asarray(weights)[rows], len(y), np.float32)
     if (class_weight := settings.pop("class_weight", None)) is not None:
         y, of_classes = _weighted(labels, targets, y, class_weight)
         settings["sample_weight"] = of_classes * settings.get("sample_weight", 1.0)
-    callbacks = keras.tree.flatten(settings.pop("callbacks", None) or [])
-    callbacks = [callback for callback in callbacks if callback is not None]
+    callbacks = _validate.callbacks_of(settings.pop("callbacks", None))
+    if (validation := settings.get("validation_data")) is not None:
+        settings["validation_data"] = _validation_data(validation, model, labels, y.ndim, encoder)
     recorder = CountedTraining(public.receipts, is_alone=not callbacks)
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
@@ -243,6 +240,27 @@ def _check_numbers(model: keras.Model, x: Any, labels: NoisyLabels) -> None:
     if are_numbers and is_one:
         ends = labels.kind.label_range
         FeatureRows(x).check_model(lambda rows: np.ravel(model(rows, training=False)), ends)
+
+
+def _as_taken(part: np.ndarray) -> Any:
+    """Returns an array as Keras takes it: texts as tensors alone."""
+    return part if part.dtype.kind in "biufc" else keras.ops.convert_to_tensor(part)
+
+
+def _validation_data(
+    data: Any, model: Any, labels: NoisyLabels, num_axes: int, encoder: Any
+) -> Any:
+    """Returns public validation data as the model and its loss take them; a data set unchanged."""
+    if not isinstance(data, (tuple, list)) or len(data) < 2:
+        return data
+    x, y, *weights = data
+    x = FeatureRows(x, encoder).network_inputs(model)
+    x = keras.tree.map_structure(lambda part: _as_taken(np.asarray(part)), x)
+    if not isinstance(y, dict) and (codes := labels.kind.codes_of_names(y)) is not None:
+        y = codes
+        if num_axes == 2:
+            y = np.eye(labels.kind.num_classes, dtype=np.float32)[codes]
+    return (x, y, *weights)
 
 
 def _check_types(model: Any, x: Any, labels: Any) -> None:

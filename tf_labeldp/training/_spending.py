@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import (
     Assumption,
@@ -81,6 +82,9 @@ class Spending:
         self._model, self.optimizer, self._guard = model, optimizer, guard
         self._run: Run | None = None
         self._checks: list[ChecksEpochs] = []
+        self._epochs_charged = 0
+        # The epochs that the noise was calibrated for, and their epsilon.
+        self.planned: tuple[int, float] | None = None
 
     @property
     def _name(self) -> str:
@@ -118,16 +122,32 @@ class Spending:
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
         """Returns the callbacks of a ``fit``; the last charges each epoch."""
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks.callbacks
-        several = [part for part in keras.tree.flatten(callbacks) if part is not None]
+        several = _validate.callbacks_of(callbacks)
         self._checks = [part for part in several if isinstance(part, ChecksEpochs)]
         return [_EndEpochs(self), *several, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
         run = self._adopted()
         if run.plan.vaults and epochs > 0:
+            self._warn_of_plan(run.plan, epochs)
             run.once, run.plans = self.plan_epochs(run.plan, epochs)
+
+    def _warn_of_plan(self, plan: TrainingPlan, epochs: int) -> None:
+        """Warns of epochs that the noise was not calibrated for, which cost more than planned."""
+        if self.planned is None or self._epochs_charged + epochs <= self.planned[0]:
+            return
+        total, epsilon = self.planned
+        left = max(0, total - self._epochs_charged)
+        cost = self._charge(plan, self._epochs_charged + epochs).epsilon
+        _validate.warn(
+            f"expected at most {counted(left, 'epoch')} more of the {total} that make_private "
+            f"planned for epsilon {epsilon:.4g}, got a fit of {epochs}: together they cost epsilon "
+            f"{cost:.4g}. Call make_private with all epochs, or fit with epochs={left}."
+            if left
+            else f"the {counted(total, 'epoch')} that make_private planned for epsilon "
+            f"{epsilon:.4g} are taken, and this fit takes {epochs} more: together they cost "
+            f"epsilon {cost:.4g}. Call make_private with all epochs."
+        )
 
     def plan_epochs(
         self, plan: TrainingPlan, epochs: int, made_of: tuple[Receipt, ...] = ()
@@ -158,6 +178,7 @@ class Spending:
         # The receipt is in the ledger before a step may run: a process that dies within the epoch
         # has charged steps that it did not take, never the reverse.
         self._spend(run, receipt)
+        self._epochs_charged += 1
         self._guard.admit(run.plan.uses.steps_per_epoch)
 
     def end_epoch(self) -> None:

@@ -18,6 +18,10 @@ from tf_labeldp.data.row_source import RowSource
 from tf_labeldp.vault import PrivateLabels
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False)"
+_WITHOUT_CALLBACK = (
+    "expected the MultiStageTraining among the callbacks of model.fit, got none: after stage 1 its "
+    f"noisy labels would be repeated. Call {FIT}."
+)
 _FRACTION_TOLERANCE = 1e-6
 """The fractions' sum may miss one by this, more than rounding makes."""
 
@@ -131,6 +135,29 @@ class Features:
         return tf.nest.map_structure(lambda t: tf.gather(t, indices), self.tensors)
 
 
+class _StageBatches(tf.data.Dataset):
+    """A data set that is checked in Python where a pass over it begins.
+
+    TensorFlow puts the error of a function in its graph inside an error of its own.
+    """
+
+    def __init__(self, batches: tf.data.Dataset, check: Callable[[], None]) -> None:
+        self._batches, self._check = batches, check
+        super().__init__(batches._variant_tensor)
+
+    def __iter__(self) -> Any:
+        self._check()
+        return super().__iter__()
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._batches]
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of a batch."""
+        return self._batches.element_spec
+
+
 class StageDataset:
     """A ``tf.data`` pipeline over a training set that the callback exchanges between epochs.
 
@@ -152,10 +179,13 @@ class StageDataset:
         self._current: Any = None
         self._served = False
         self._passes_left = math.inf
+        self._spare_iterators = 0
 
     def set(self, training_set: TrainingSet, passes: float = math.inf) -> None:
         with self._lock:
             self._current, self._served, self._passes_left = training_set, False, passes
+            # Keras makes an iterator at the end of an epoch, too; on TensorFlow at once.
+            self._spare_iterators = int(keras.backend.backend() == "tensorflow")
 
     @property
     def served(self) -> bool:
@@ -222,7 +252,15 @@ class StageDataset:
             with tf.control_dependencies([tf.cond(step == steps - 1, end, lambda: False)]):
                 return tf.nest.map_structure(tf.identity, batch)
 
-        return dataset.enumerate().map(counted)
+        return _StageBatches(dataset.enumerate().map(counted), self._open_pass)
+
+    def _open_pass(self) -> None:
+        """Raises if an iterator is made for a pass after those over the labels of stage 1."""
+        with self._lock:
+            if self._passes_left < 1:
+                self._spare_iterators -= 1
+            if self._spare_iterators < 0:
+                raise RuntimeError(_WITHOUT_CALLBACK)
 
     def _end_pass(self) -> np.ndarray:
         with self._lock:
@@ -233,10 +271,7 @@ class StageDataset:
         with self._lock:
             current, self._served, left = self._current, True, self._passes_left
         if left < 1:
-            raise RuntimeError(
-                "expected the MultiStageTraining among the callbacks of model.fit, got none: after "
-                f"stage 1 its noisy labels would be repeated. Call {FIT}."
-            )
+            raise RuntimeError(_WITHOUT_CALLBACK)
         # The epoch alone is the seed: iterators that Keras makes and drops change nothing.
         rng = np.random.default_rng([self._seed, current.epoch])
         order = rng.permutation(current.indices.size)

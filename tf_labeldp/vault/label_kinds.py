@@ -163,6 +163,10 @@ class LabelKind(abc.ABC):
         """
         return list(predictions)
 
+    def codes_of_names(self, labels: Setting[Any]) -> np.ndarray | None:
+        """Returns the codes of public labels that are names of classes; None for other labels."""
+        del labels
+
     def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray | None:
         """Returns the predictions as a metric takes them, or raises."""
         return None if predictions is None else np.asarray(predictions)
@@ -488,6 +492,11 @@ class Classes(LabelKind):
                 "or give low= and high= for continuous labels."
             )
         return codes
+
+    def codes_of_names(self, labels: Setting[Any]) -> np.ndarray | None:
+        if self.names is None or Column.array_of(labels).dtype.kind not in "OUS":
+            return None
+        return self.encode(labels)
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
