@@ -632,8 +632,12 @@ class _IndexedPart:
 
     def check_dtype(self) -> None:
         """Raises unless the rows are numbers, or texts, which some models take."""
-        known = self.first if self.array is None else self.array
-        map_parts(lambda array: _is_of_texts(array) or check_numbers(array.dtype), known)
+
+        def check(array: Any) -> None:
+            if not _is_of_texts(array):
+                check_numbers(array.dtype)
+
+        map_parts(check, self.first if self.array is None else self.array)
 
 
 class _OneByOne:

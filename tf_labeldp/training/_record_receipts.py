@@ -259,7 +259,7 @@ def _validation_data(
     if not isinstance(y, dict) and (codes := labels.kind.codes_of_names(y)) is not None:
         y = codes
         if num_axes == 2:
-            y = np.eye(labels.kind.num_classes, dtype=np.float32)[codes]
+            y = keras.utils.to_categorical(codes, labels.kind.num_classes)
     return (x, y, *weights)
 
 

@@ -166,6 +166,7 @@ class LabelKind(abc.ABC):
     def codes_of_names(self, labels: Setting[Any]) -> np.ndarray | None:
         """Returns the codes of public labels that are names of classes; None for other labels."""
         del labels
+        return None
 
     def checked_predictions(self, metric: str, predictions: Public[Any]) -> np.ndarray | None:
         """Returns the predictions as a metric takes them, or raises."""
