@@ -48,13 +48,29 @@ class Net(keras.Model):
         return {"name": self.name}
 
 
+@keras.saving.register_keras_serializable("renamed")
+class Pair(keras.Model):
+    """Two layers of one shape, of which the second keeps earlier weights of the first."""
+
+    def __init__(self, name="pair"):
+        super().__init__(name=name)
+        self.body = keras.layers.Dense(3)
+        self.earlier = keras.layers.Dense(3, trainable=False)
+
+    def call(self, x):
+        return self.body(x) + self.earlier(x)
+
+    def get_config(self):
+        return {}
+
+
 def noisy(epsilon=2.0):
     labels = ldp.PrivateLabels(Y, 3, budget=ldp.PrivacyBudget(epsilon))
     return labels.randomize(ldp.RandomizedResponse(epsilon, 3))
 
 
-def trained(**settings):
-    model = Net(**settings)
+def trained(kind=Net, **settings):
+    model = kind(**settings)
     model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
     ldp.fit(model, X, noisy(), epochs=1, batch_size=20, verbose=0)
     return model
@@ -141,3 +157,13 @@ def test_a_name_of_another_layer_gives_it_no_history(load):
     loaded = load(model)
     assert not math.isfinite(ldp.guarantee(loaded).epsilon)
     assert not public_input(loaded.zero).receipts
+
+
+def test_a_copy_of_the_trained_weights_with_their_name_covers_no_others(load):
+    keras.utils.clear_session()
+    keras.layers.Dense(1)
+    model = trained(Pair)
+    model.earlier.set_weights(model.body.get_weights())
+    model.body.kernel.assign_add(np.full((4, 3), 0.5, np.float32))
+    assert not math.isfinite(ldp.guarantee(model).epsilon)
+    assert not math.isfinite(ldp.guarantee(load(model)).epsilon)

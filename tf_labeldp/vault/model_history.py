@@ -41,6 +41,8 @@ from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import check_unpacked_size
 
 _FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
+_KEEP_NAMES = ("keras", "tf_labeldp")
+"""Libraries whose layers of layers name these by their configuration."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -517,20 +519,26 @@ def _set_histories(model: Any, histories: Sequence[_Written]) -> None:
     """Sets the histories of a file in the layers that they belong to.
 
     Keras numbers unnamed layers of a user's class in each process, so that a name in the file may
-    be that of another layer. If weights do not fit the history of their layer's name, the place in
-    the file decides, by which Keras finds the weights.
+    be that of another layer. There the place in the file decides, by which Keras finds the weights;
+    and everywhere if weights do not fit the history of their layer's name.
     """
     layers = Weights.layers_of(model)
     by_name: dict[str, list[LayerHistory]] = {}
     for written in histories:
         by_name.setdefault(written.name, []).append(written.history)
-    found = [(layer, _fitting(layer, by_name[layer.name])) for layer in layers
-             if layer.name in by_name]  # fmt: skip
-    if by_name.keys() <= {layer.name for layer in layers} and all(fits for _, (_, fits) in found):
-        for layer, (history, _) in found:
+    found = [
+        (layer, *_fitting(layer, by_name[layer.name])) for layer in layers if layer.name in by_name
+    ]
+    are_named = by_name.keys() <= {layer.name for layer in layers} and all(
+        len(Weights.layers_of(layer)) == 1
+        or type(layer).__module__.partition(".")[0] in _KEEP_NAMES
+        for layer in layers
+    )
+    if are_named and all(fits for _, _, fits in found):
+        for layer, history, _ in found:
             _add_history(layer, history)
         return
-    by_place = _layers_by_place(model)
+    by_place = _layers_by_place(model) if histories else {}
     for written in histories:
         if written.place in by_place:
             layer = by_place[written.place]
