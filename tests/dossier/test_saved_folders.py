@@ -22,6 +22,7 @@ from sklearn.preprocessing import (
 
 import tf_labeldp as ldp
 from tf_labeldp.dossier import verify
+from tf_labeldp.plugins import TrainedModel
 
 LABELS = np.random.default_rng(0).integers(2, size=400)
 X = np.random.default_rng(1).normal(size=(400, 3)).astype(np.float32)
@@ -141,6 +142,7 @@ def test_a_pipeline_is_saved_as_one_model_of_the_raw_rows(steps, tmp_path):
     # The file names the assumption on each step, as the pipeline does.
     assert set(of_pipeline.assumptions) <= set(stated.assumptions)
     assert verify(tmp_path).problems == ()
+    assert TrainedModel(loaded).note_facts({})["classes"] == [0, 1]
 
 
 class Learns(StandardScaler):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import pathlib
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.provenance import LayerHistory
 from tf_labeldp.features.estimator import FeatureMap, keras_model, with_encoder
 from tf_labeldp.vault import guarantee
-from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
+from tf_labeldp.vault.model_history import TrainedModel
 
 
 def steps_of(estimator: Any) -> list[tuple[str, Any]]:
@@ -63,11 +61,8 @@ def with_steps(network: Any, steps: Sequence[tuple[str, Any]]) -> Any:
     # Its file names the classes once, not in the network within it.
     inner = keras_model(network.inputs, network.outputs, network.name)
     model = keras_model(inputs, inner(rows), "pipeline")
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / TrainedModel.FILE
-        network.save(file)
-        # Its columns are those of the last step.
-        TrainedModel(model).note_facts({**ModelFacts.of_file(file), "columns": None})
+    # Its columns are those of the last step.
+    TrainedModel(model).note_facts({**TrainedModel(network).note_facts({}), "columns": None})
     return model
 
 
