@@ -34,7 +34,7 @@ _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Place:
     """Where an array of labels lies in memory; its content is not read."""
 
