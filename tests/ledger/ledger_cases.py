@@ -26,14 +26,14 @@ def plain():
     return keras.Sequential(layers)
 
 
-def private(model=None, noise=None, **arguments):
+def private(model=None, noise=None, loss=SPARSE, **arguments):
     """Returns a compiled LabelDPModel around a model, or around a fresh one."""
     private_model = ldp.LabelDPModel.from_model(plain() if model is None else model)
     multiplier = NOISE if noise is None else None
     optimizer = ldp.LabelDPOptimizer(
         keras.optimizers.SGD(0.1), 1.0, multiplier, noise=noise, **arguments
     )
-    private_model.compile(optimizer, loss=SPARSE, run_eagerly=True)
+    private_model.compile(optimizer, loss=loss, run_eagerly=True)
     return private_model
 
 

@@ -93,7 +93,8 @@ def test_02_an_exported_head_is_counted():
     head = PrivateRidge(1.5, 1e-4).fit(X, vault())
     exported = head.to_keras()
     exported.get_layer("head").trainable = True
-    trained = dp_sgd(private(exported), vault())
+    of_probabilities = keras.losses.SparseCategoricalCrossentropy()
+    trained = dp_sgd(private(exported, loss=of_probabilities), vault())
     release = ldp.accounting._losses.composed_epsilon([head.receipts_[0].charge.event], DELTA)
     assert trained.guarantee().epsilon > max(release, steps_epsilon(STEPS))
 
