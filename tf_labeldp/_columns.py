@@ -69,6 +69,15 @@ class _Polars(Protocol):
 
 
 @runtime_checkable
+class _LazyFrame(Protocol):
+    """A lazy frame of Polars."""
+
+    def collect(self) -> Any: ...
+
+    def collect_schema(self) -> Any: ...
+
+
+@runtime_checkable
 class _Tensor(Protocol):
     def numpy(self) -> np.ndarray: ...
 
@@ -246,17 +255,20 @@ class Column:
     def unmasked(value: Any) -> Any:
         """Returns a value with NaN, NaT or None in place of the masked entries of NumPy's arrays.
 
-        Containers are searched, and stay the same objects if they contain no masked array.
+        A lazy frame is collected. Containers are searched, and stay the same objects if they
+        contain neither.
         """
         if value is np.ma.masked:
             return np.nan
         if isinstance(value, np.ma.MaskedArray):
             return _filled(value)
+        if isinstance(value, _LazyFrame):
+            return value.collect()
         if type(value) is dict:
             parts = {name: Column.unmasked(part) for name, part in value.items()}
             return parts if any(parts[name] is not value[name] for name in value) else value
         if type(value) in (list, tuple):
-            containers = (np.ma.MaskedArray, dict, list, tuple)
+            containers = (np.ma.MaskedArray, _LazyFrame, dict, list, tuple)
             if any(issubclass(kind, containers) for kind in set(map(type, value))):
                 items = [Column.unmasked(part) for part in value]
                 if any(new is not old for new, old in zip(items, value, strict=True)):

@@ -16,15 +16,6 @@ class Frame(Protocol):
 
 
 @runtime_checkable
-class LazyFrame(Protocol):
-    """A lazy frame of Polars."""
-
-    def collect(self) -> Any: ...
-
-    def collect_schema(self) -> Any: ...
-
-
-@runtime_checkable
 class ArrowTable(Protocol):
     """A table of Arrow."""
 

@@ -130,7 +130,8 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        public = public_input(X, fitted_encoder(self.encoder, X))
+        public = public_input(X)
+        public = public_input(public, fitted_encoder(self.encoder, public))
         X, self.encoder_ = public.value
         X, self.receipts_ = self._checked_inputs(X, encoder=self.encoder_), public.receipts
         rows = FeatureRows(X, self.encoder_)

@@ -184,6 +184,7 @@ def find_clusters(
         True
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
+    features = public_input(features)
     encoder = fitted_encoder(encoder, features)
     read = FeatureRows(features, encoder, flatten=True)
     receipts, rows = read.receipts, read.array()

@@ -16,7 +16,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp._progress import without_input_warnings
-from tf_labeldp.accounting import PublicInput, Receipt, Receipts, Setting
+from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Setting, public_input
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features._containers import ArrayConvertible, KerasExport
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table, symbolic_inputs
@@ -24,6 +24,7 @@ from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import TrainedModel
 
 _Self = TypeVar("_Self", bound="Estimator")
+_Map = TypeVar("_Map", bound="FeatureMap")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 """Input names with which a Keras model saves, loads and exports for serving."""
 RESHAPE = (
@@ -180,6 +181,11 @@ class FeatureMap(TransformerMixin, Estimator):
         inner = PublicInput.bare(encoder)
         owner = inner.__self__ if isinstance(inner, types.MethodType) else inner
         return isinstance(owner, FeatureMap) and not owner._keeps_features
+
+    def fit_transform(self: _Map, X: Public[Any], y: Setting[Any] = None) -> Any:
+        """Fits, and returns the features of the same inputs: a lazy frame is collected once."""
+        public = public_input(X)
+        return self.fit(public, y).transform(public.value)
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""

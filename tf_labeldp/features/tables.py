@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public, PublicInput
-from tf_labeldp.features._containers import ArrowTable, Frame, LazyFrame, Typed
+from tf_labeldp.features._containers import ArrowTable, Frame, Typed
 
 MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 """Texts that count as missing: the empty text, and missing values that were turned into text."""
@@ -27,13 +27,11 @@ _MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
 
 
 def as_table(inputs: Any) -> Any:
-    """Returns a table that is read by column: a lazy frame is collected, records become columns.
+    """Returns a table that is read by column: records become columns, a lazy frame is collected.
 
     Masked entries of NumPy's arrays become missing ones.
     """
     inputs = Column.unmasked(inputs)
-    if isinstance(inputs, LazyFrame):
-        return inputs.collect()
     if type(inputs).__name__ == "RecordBatch":
         import pyarrow  # type: ignore[import-untyped]
 

@@ -124,7 +124,8 @@ def make_private(  # noqa: PLR0913 (a model, its batches and its budget in one c
             "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(1.0, delta=1e-5))."
         )
     recipe = _Recipe.of(vaults, epsilon, delta, epochs, batch_size)
-    inputs = public_input(x, fitted_encoder(encoder, x))
+    inputs = public_input(x)
+    inputs = public_input(inputs, fitted_encoder(encoder, inputs))
     rows, encoder = inputs.value
     batches = poisson_batches(
         inputs.with_value(FeatureRows(rows, encoder).network_inputs(PublicInput.bare(model))),

@@ -164,6 +164,7 @@ class MultiStageTraining(CountedTraining):
         _check_kind(labels)
         epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
+        features = public_input(features)
         encoder = fitted_encoder(encoder, features)
         public = public_input(features, encoder, sample_weight, class_weight)
         *inputs, sample_weight, class_weight = public.value

@@ -861,7 +861,8 @@ class PrivateLabels(LedgerOwner):
 
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
-    return PublicInput(PublicInput.bare(value), public_input(value, *others).receipts)
+    public = public_input(value)
+    return public_input(public, *others).with_value(public.value)
 
 
 def refuse_noisy(labels: Any) -> None:
