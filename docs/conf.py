@@ -120,8 +120,20 @@ def notebook(name: str, title: str) -> dict[str, object]:
     return nbformat.v4.new_notebook(cells=cells, metadata=kernel)
 
 
+def api_pages() -> dict[str, str]:
+    """Returns a page for each part in the list of docs/api.md."""
+    overview = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    pages = {}
+    for name in re.findall(r"^api/(\w+)$", overview, re.M):
+        directive = f"```{{eval-rst}}\n.. automodule:: tf_labeldp.{name}\n"
+        # The names of plug-ins have their pages in the parts that they come from.
+        directive += "   :no-index:\n" * (name == "plugins")
+        pages[f"api/{name}.md"] = f"# `tf_labeldp.{name}`\n\n{directive}```\n"
+    return pages
+
+
 def setup(app: object) -> None:
-    """Writes the generated pages: tutorials, notebooks, and the guarantees with their tests."""
+    """Writes the generated pages: tutorials, notebooks, API, guarantees and their tests."""
     import nbformat
 
     sys.path.insert(0, str(ROOT / "tests"))
@@ -130,8 +142,8 @@ def setup(app: object) -> None:
     pages = {f"tutorials/{name}.md": tutorial(name, title) for name, title in TUTORIALS.items()}
     for name, title in TUTORIALS.items():
         pages[f"tutorials/{name}.ipynb"] = nbformat.writes(notebook(name, title)) + "\n"
-    (ROOT / "docs" / "tutorials").mkdir(exist_ok=True)
-    for name, text in {**pages, "coverage.md": guarantees.page()}.items():
+    for name, text in {**pages, **api_pages(), "coverage.md": guarantees.page()}.items():
         page = ROOT / "docs" / name
+        page.parent.mkdir(exist_ok=True)
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")

@@ -54,6 +54,12 @@ def unlisted(module):
     )
 
 
+def test_the_site_has_a_page_for_each_part():
+    """Except for the command, which has its help, and the bridge, which needs other packages."""
+    overview = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^api/(\w+)$", overview, re.M)) == PARTS - {"cli", "tf_privacy"}
+
+
 def test_public_submodules_are_those_of_the_design():
     found = public_submodules(tf_labeldp) | {"keras_layers"}
     assert found == PARTS
