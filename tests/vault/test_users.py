@@ -93,20 +93,26 @@ def test_features_of_all_rows_are_refused_with_noisy_labels_of_some_rows() -> No
     assert vault().randomize(RR).rows_among({(N,)}) is not None
 
 
-def test_labels_of_users_whose_part_is_unknown_take_no_features_of_all_rows() -> None:
-    """Whichever unit the receipts of their priors have; of all rows there is no other part."""
+@pytest.mark.parametrize("unit", ["label", "user"])
+def test_receipts_show_a_part_where_labels_do_not_record_it(unit: str) -> None:
+    """Whichever unit the receipts of their priors have."""
     south = ldp.PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), people="south")
     priors = PublicInput(np.full(2, 0.5), south.randomize(RR).receipts)
-    for users, whole in ((Users(USERS, at_most=2), False), (USERS, True)):
-        labels = vault(users=users, people="north")
-        noisy = labels.randomize(ldp.RRWithPrior(0.5, 2), priors=priors)
-        unknown = dataclasses.replace(noisy, of_part=None)
-        assert [receipt.unit for receipt in unknown.receipts] == ["label", "user"]
-        if whole:
-            np.testing.assert_array_equal(unknown.rows_among({(N,)}), np.arange(N))
-        else:
-            with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
-                unknown.rows_among({(N,)})
+
+    def drawn(labels: ldp.PrivateLabels, indices: Any = None) -> ldp.NoisyLabels:
+        noisy = labels.randomize(ldp.RRWithPrior(0.5, 2), indices, priors=priors)
+        assert [receipt.unit for receipt in noisy.receipts] == ["label", unit]
+        return dataclasses.replace(noisy, of_part=None)
+
+    by_user = unit == "user"
+    whole = vault(users=USERS if by_user else None, people="north")
+    np.testing.assert_array_equal(drawn(whole).rows_among({(N,)}), np.arange(N))
+    part = vault(users=Users(USERS, at_most=2), people="north")
+    if not by_user:
+        part, _ = whole.split(np.arange(N) < 5)
+        np.testing.assert_array_equal(drawn(whole, [1, 3]).rows_among({(N,)}), [1, 3])
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
+        drawn(part).rows_among({(N,)})
 
 
 @pytest.mark.parametrize("held_out", [np.arange(N) % 2 == 1, np.arange(N) < 5])
