@@ -143,6 +143,26 @@ def test_more_receipts_leave_a_composition_as_it_is(receipts, more):
     assert kept.guarantee(0.0) == before
 
 
+@pytest.mark.parametrize("own", ["", "a"])
+def test_more_receipts_of_a_shared_use_leave_a_composition_as_it_is(own):
+    """Also what it counts of the receipts that it gets later."""
+    receipts = [
+        spent(LabelSet(name, SIZE), 0.5, None, use=use)
+        for use in ("step 1", "step 2")
+        for name in "abbc"
+    ]
+    together = [
+        Composition(receipts[:number], own).guarantee(0.0) for number in range(len(receipts) + 1)
+    ]
+    for number, several in itertools.product(range(len(receipts)), (1, 2, 4)):
+        kept, last = Composition(receipts[:number], own), min(number + several, len(receipts))
+        assert kept.with_receipts(receipts[number:last]).guarantee(0.0) == together[last]
+        assert kept.guarantee(0.0) == together[number]
+        for later in range(number, len(receipts)):
+            kept.add(receipts[later])
+            assert kept.guarantee(0.0) == together[later + 1]
+
+
 @BOUNDED
 @given(any_receipts(), st.sampled_from(LABEL_SETS[:4]), ROWS)
 def test_what_some_examples_have_spent_with_other_label_sets(receipts, labels, rows):
