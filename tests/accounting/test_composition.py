@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, Receipts
@@ -141,6 +141,41 @@ def test_more_receipts_leave_a_composition_as_it_is(receipts, more):
     extended = kept.with_receipts(more)
     assert alike(extended.guarantee(0.0), Receipts([*receipts, *more]).guarantee(0.0))
     assert kept.guarantee(0.0) == before
+
+
+USES = st.lists(st.tuples(st.integers(1, 3), ROWS, st.integers(0, 2)), max_size=14)
+
+
+@BOUNDED
+@given(USES)
+@example([(1, None, 0), (1, None, 1), (1, [0, 1], 0), (1, None, 1), (1, [0, 2], 0)])
+def test_each_example_has_its_own_uses_while_labels_come(uses):
+    """A use of all labels is one of those that are there; later ones lack it."""
+    kept, labels, sums = Composition(), LabelSet("a", 2), np.zeros(SIZE + 40)
+    for eighths, rows, more in uses:
+        labels = LabelSet("a", labels.size + more)
+        rows = None if rows is None else [row for row in rows if row < labels.size]
+        # What a budget is asked for leaves no trace.
+        kept.with_receipts([spent(labels, 1.0, [0]), spent(labels, 2.0, rows)])
+        kept.add(spent(labels, eighths / 8, rows))
+        sums[slice(labels.size) if rows is None else rows] += eighths / 8
+    for row in range(labels.size):
+        [history] = kept.histories(labels, np.array([row]))
+        assert Charge.composed(history, 0.0).epsilon == sums[row]
+
+
+@pytest.mark.parametrize("number", [254, 255, 256, 300])
+def test_examples_may_have_more_histories_than_a_byte_counts(number):
+    before, after = LabelSet("a", number + 1), LabelSet("a", number + 3)
+    kept = Composition([spent(before, 1.0, None)])
+    for row in range(number):
+        kept.add(spent(before, (1 + row) / 1024, [row]))
+    kept.add(spent(after, 0.5, [number + 1]))
+    for row, epsilon in ((number - 1, 1.0 + number / 1024), (number + 1, 0.5), (number + 2, 0.0)):
+        [history] = kept.histories(after, np.array([row]))
+        assert Charge.composed(history, 0.0).epsilon == epsilon
+    sums = sorted(Charge.composed(history, 0.0).epsilon for history in kept.histories())
+    assert sums == [0.0, 0.5, *(1.0 + row / 1024 for row in range(number + 1))]
 
 
 @pytest.mark.parametrize("own", ["", "a"])

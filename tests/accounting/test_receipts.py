@@ -278,6 +278,14 @@ def test_the_same_receipt_counts_once_however_it_comes():
     assert [found.id for found in Receipts.merged(copies, copies)] == [one.id]
 
 
+@pytest.mark.parametrize("size", [0, SIZE, 9])
+def test_one_id_has_one_cost_whatever_the_number_of_labels(size):
+    receipts = [spent(A, 1.0, id="k"), spent(LabelSet("a", size), 1e-6, id="k")]
+    for order in (receipts, receipts[::-1]):
+        with pytest.raises(ReceiptError, match="expected one content for the receipt k"):
+            Receipts(order).guarantee()
+
+
 def receipts_of_many(num_sets, charges, delta):
     """Those of ``num_sets`` label sets, of which each example has a charge of its own."""
     return [
@@ -344,6 +352,13 @@ def test_deltas_that_only_add_up_are_added_or_named():
         assert "delta" in statement.assumptions[0]
     else:
         assert (statement.epsilon, statement.delta) == (1.0, 2e-6)
+
+
+def test_deltas_that_add_up_to_one_or_more_promise_nothing():
+    for delta in (0.45, 0.5, 0.6):
+        half = Charge(0.5, delta, EventFields.approximate(0.5, delta))
+        uses = [Receipt(LabelSet.new(SIZE), half, "reports", delta=delta) for _ in range(2)]
+        assert math.isinf(Receipts(uses).guarantee().epsilon)
 
 
 def test_a_declared_price_is_added():

@@ -347,6 +347,22 @@ def test_a_shared_use_counts_for_every_person_and_only_at_one_cost() -> None:
     assert Receipts([own[0], use(second, 0.5, None, "step")]).guarantee().epsilon == 1.5
 
 
+def test_a_label_set_of_two_populations_may_be_of_either() -> None:
+    """A small receipt of someone else moves no cost to other people."""
+
+    def draw(name: str, people: str, epsilon: float, use: str = "") -> Receipt:
+        charge = Charge.of(ldp.RandomizedResponse(epsilon, 2))
+        return Receipt(LabelSet(name, N, people), charge, "a draw", use=use)
+
+    moved = [draw("a", "south", 1e-6), draw("b", "south", 1e-6)]
+    own = [draw("a", "north", 1.0), draw("b", "north", 1.0)]
+    for order in itertools.permutations([*own, moved[0]]):
+        assert Receipts(order).guarantee().epsilon >= 2.0
+    shared = [draw("a", "north", 1.0, "step"), draw("b", "north", 1.0, "step")]
+    for order in itertools.permutations([*shared, *moved]):
+        assert Receipts(order).guarantee().epsilon >= 1.0
+
+
 # Every field of a file.
 
 BAD: dict[str, list[Any]] = {
@@ -468,6 +484,17 @@ def test_no_more_is_unpacked_than_the_examples_take() -> None:
         zlib.decompress(damaged)
     with pytest.raises(ReceiptError, match="not among 5"):
         Receipt.from_json(sealed({**fields, "examples": base64.b64encode(damaged).decode()}))
+
+
+def test_only_a_declaration_with_its_reason_replaces_receipts() -> None:
+    claim = Receipt.of_declaration([UNKNOWN], "x").to_json()
+    assert Receipt.from_json(claim).declares == (UNKNOWN.id,)
+    for fields in (
+        {**claim, "charge": {**claim["charge"], "assumptions": []}},
+        {**claim, "kind": "draw"},
+    ):
+        with pytest.raises(ReceiptError, match="replaces others without a declaration"):
+            Receipt.from_json(sealed(fields))
 
 
 def test_a_field_of_a_newer_version_is_no_damage() -> None:
