@@ -172,6 +172,7 @@ def test_a_numeric_column_that_was_complete_in_fit_is_imputed_with_its_mean():
         ([datetime.date(1970, 1, 3), None], [2.0, NAN]),
         ([pd.Timestamp("1970-01-01T02:00", tz="Europe/Oslo"), pd.NaT], [1 / 24, NAN]),
         ([datetime.timedelta(hours=6), None], [0.25, NAN]),
+        ([datetime.time(13, 15), None, datetime.time(0, 30)], [13.25, NAN, 0.5]),
         ([True, None, False], [1.0, NAN, 0.0]),
         ([Decimal("0.5"), Decimal("NaN")], [0.5, NAN]),
         ([None, "", "nan"], [NAN, NAN, NAN]),

@@ -75,10 +75,12 @@ class Cells:
     """The distinct cells of a column of text, without the blanks around them."""
 
     def __init__(self, column: Any, missing: Sequence[str] = MISSING) -> None:
-        chunks = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        encoded = chunks.cast(pa.string()).dictionary_encode()
+        # A chunk of plain texts has at most 2 GB.
+        texts = column.cast(pa.large_string())
+        texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+        encoded = texts.dictionary_encode()
         self.codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        self.raw = encoded.dictionary
+        self.raw = encoded.dictionary.cast(pa.string())
         self.texts = pc.utf8_trim_whitespace(self.raw)
         self.is_missing = _flags(pc.is_in(self.texts, pa.array(missing, pa.string())))
         self.counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.texts))
@@ -113,9 +115,9 @@ class Cells:
 
     def share_outside(self, words: set[str]) -> tuple[float, bool]:
         """Returns the share of cells, as they stand, outside known words, and if some are near."""
-        known = pa.array(sorted(words), pa.string())
-        is_out = ~_flags(pc.is_in(self.raw, known)) & ~self.is_missing
-        near = pc.utf8_lower(pc.utf8_trim_whitespace(known))
+        vocabulary = pa.array(sorted(words), pa.string())
+        is_out = ~_flags(pc.is_in(self.raw, vocabulary)) & ~self.is_missing
+        near = pc.utf8_lower(pc.utf8_trim_whitespace(vocabulary))
         is_near = is_out & _flags(pc.is_in(pc.utf8_lower(self.texts), near))
         return float(self.counts[is_out].sum() / self.codes.size), bool(is_near.any())
 

@@ -103,6 +103,8 @@ def described(table: Any, features: Mapping[str, np.ndarray], label: str) -> str
 
 
 def _kind(table: Any, name: str, values: np.ndarray) -> str:
+    if types.is_time(table.column(name).type):
+        return "time, in hours"
     if types.is_temporal(table.column(name).type):
         return "date, in days"
     return "number" if values.dtype.kind in "biuf" else "text"

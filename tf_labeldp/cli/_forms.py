@@ -111,6 +111,11 @@ class TableForms:
             if name not in table.column_names:
                 raise CommandError(f"--types {name}: the table has no column of this name")
 
+    @property
+    def is_of_text(self) -> bool:
+        """Whether all columns of the file are text, as in CSV."""
+        return bool(self._delimiter)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the forms of columns that are not read as they stand, and ids."""
         forms = {**self.named, **self.forms}
@@ -149,6 +154,10 @@ class TableForms:
             texts: columns that a model takes as texts.
         """
         read = [name for name in names if is_text(self.table.column(name).type)]
+        for name in names:
+            kind = self.table.column(name).type
+            if types.is_date(kind) or types.is_timestamp(kind) or types.is_time(kind):
+                self.forms[name] = Form("time" if types.is_time(kind) else "date")
         kinds = {name: "text" if name in texts else self._kind_of(name) for name in read}
         kinds |= {name: "number" for name in numbers if kinds.get(name) == "text"}
         self.decimal = self._decimal([name for name in read if kinds[name] == "number"], label)
@@ -194,18 +203,12 @@ class TableForms:
         cells = self.cells(name)
         if not cells.num_present or types.is_dictionary(self.table.column(name).type):
             return "text"
-        if self._delimiter and cells.are(_FLAGS):
+        if self.is_of_text and cells.are(_FLAGS):
             return "number"
-        numbers = cells.numbers
-        if numbers.are_all:
+        # A few cells rule out most columns of text, some of which have millions.
+        if cells.few().numbers.are_all and (numbers := cells.numbers).are_all:
             is_plain = not (numbers.unit or COMMA in numbers.evidence or numbers.has_limit.any())
-            if numbers.are_codes:
-                self.remarks.append(
-                    f"{name}: codes with leading zeros, read as text; for numbers "
-                    f"{as_type(name, 'number')}"
-                )
-                return "text"
-            return "text" if is_plain and not self._delimiter else "number"
+            return "text" if numbers.are_codes or (is_plain and not self.is_of_text) else "number"
         if cells.date_forms():
             return "date"
         return "time" if cells.fit(cells.hours()[1]) else "text"
@@ -330,19 +333,25 @@ class TableForms:
             )
         raise CommandError(
             f"the model takes {form.words()} in column {name}, got another form in {number}, "
-            f"{place}. Empty or correct such cells"
+            f"{place}. Correct such cells, or say how they are read, such as "
+            f"{as_type(name, 'date:YYYY-MM-DD' if form.kind == 'date' else form.kind)}"
         )
 
     def _say_text(self, name: str, form: Form, cells: Cells) -> None:
         if form.is_named:
             return
         number = int(np.count_nonzero(~cells.is_missing))
-        if short := cells.date_forms(SHORT_DATES):
+        if self.is_of_text and cells.numbers.are_codes and cells.numbers.are_all:
+            self.remarks.append(
+                f"{name}: codes with leading zeros, read as text; for numbers "
+                f"{as_type(name, 'number')}"
+            )
+        elif short := cells.date_forms(SHORT_DATES):
             self.remarks.append(
                 f"{name}: dates without a century, read as text; for dates "
                 f"{as_type(name, f'date:{short[0]}')}"
             )
-        elif (most := _form_of_most(cells)) is not None:
+        elif _form_of_most(cells.few()) and (most := _form_of_most(cells)) is not None:
             words, kind, others = most
             self.remarks.append(
                 f"{name}: text, of which {others:,} of {cells.num_present:,} cells are no {words}; "

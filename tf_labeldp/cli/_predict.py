@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
@@ -22,6 +23,8 @@ _BATCH = 1024
 _IDS = ("id", "row_id", "row")
 _MANY_UNSEEN = 0.1
 """A larger share of cells with new categories is a warning."""
+_PLAIN_NUMBER = r"^(?:0|-?[1-9]\d{0,17})$"
+"""A cell that comes back as it is from a column of whole numbers."""
 _ROW = "row"
 """The column of row numbers in an output without ids."""
 
@@ -46,9 +49,13 @@ def run_predict(args: argparse.Namespace) -> int:
     table = source.whole()
     of_model, decimal = TableForms.of_json(facts.get("cells", {}))
     ids = _ids(table, args, of_model)
-    known = {name: form for name, form in of_model.items() if name in needed}
+    used = {name: form for name, form in of_model.items() if form.kind != "id"}
+    if "cells" in facts:  # Of other models it is not known which numbers were dates.
+        plain = [name for name, tensor in needed.items() if tensor.dtype != "string"]
+        used = {**dict.fromkeys(plain, Form("number", unit="")), **used}
+    used = {name: form for name, form in used.items() if name in table.column_names}
     forms = TableForms(
-        table, {**known, **named_forms(args.types)}, source.dialect.delimiter, decimal
+        table, {**used, **named_forms(args.types)}, source.dialect.delimiter, decimal
     )
     inputs = _inputs(model, needed, facts, forms, ids, args)
     source.decimal = forms.decimal
@@ -62,7 +69,9 @@ def run_predict(args: argparse.Namespace) -> int:
             "table"
         )
     unseen = _unseen(model, facts.get("columns") or (), forms)
-    rows = {name: table.column(name) for name in ids} or {_ROW: pa.array(np.arange(len(outputs)))}
+    rows = {name: _id_column(name, forms, kind) for name in ids} or {
+        _ROW: pa.array(np.arange(len(outputs)))
+    }
     _write(args.output, kind, pa.table({**rows, **columns}), source)
     if not facts:
         note = "remark: the model's file names no classes; its outputs are numbered"
@@ -107,6 +116,15 @@ def _ids(table: Any, args: argparse.Namespace, forms: Mapping[str, Form]) -> lis
     for name in names:
         _features.column_of(table, name, "--id")
     return list(dict.fromkeys(names))
+
+
+def _id_column(name: str, forms: TableForms, kind: str) -> Any:
+    """Returns a column to copy; of CSV as the text it is, or as equal whole numbers in Parquet."""
+    column = forms.table.column(name)
+    if kind != "parquet" or not forms.is_of_text or name in forms.named:
+        return column
+    are_plain = pc.all(pc.match_substring_regex(column, _PLAIN_NUMBER)).as_py()
+    return column.cast(pa.int64()) if are_plain else column
 
 
 def _inputs(
@@ -171,6 +189,8 @@ def _vocabularies(model: Any, columns: Sequence[str]) -> dict[str, set[str]]:
 
     found: dict[str, set[str]] = {}
     hashed = set()
+    if symbolic_inputs(model) is None:
+        return found
     for part in model.layers:
         if isinstance(part, keras.Model):
             found |= _vocabularies(part, columns)

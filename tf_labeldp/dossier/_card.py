@@ -106,7 +106,7 @@ def save(
         )
     _refuse_others(path)
     network, fitted, metrics = _network_of(model, metrics)
-    if cells:
+    if cells is not None:
         facts = TrainedModel(network).note_facts({"cells": dict(cells)})
         Ledger.record_digests([facts.digest()], public_input(network, metrics).receipts)
     if is_file:

@@ -80,8 +80,9 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     """Returns a column (n,) as numbers, NaN where missing, or as texts, empty where missing.
 
     Missing are None, NaN, NaT, pandas's NA and the ``MISSING_WORDS``. Dates, times and durations
-    become days, since 1970-01-01 UTC; decimals become doubles. A column of a category type is of
-    texts, also if its categories are numbers, and so is a column of numbers and texts.
+    become days, since 1970-01-01 UTC; times of day become hours; decimals become doubles. A column
+    of a category type is of texts, also if its categories are numbers, and so is a column of
+    numbers and texts.
     """
     dtype = str(column.dtype) if isinstance(column, Typed) else ""
     of_pandas = dtype.startswith(("category", "dictionary"))
@@ -362,6 +363,13 @@ class _Entries:
     def durations(self) -> np.ndarray:
         return _days(self._filled("NaT", np.array(self.present, "timedelta64[us]")))
 
+    def times_of_day(self) -> np.ndarray:
+        day = datetime.date(1970, 1, 1)
+        times = [
+            datetime.datetime.combine(day, entry.replace(tzinfo=None)) for entry in self.present
+        ]
+        return 24.0 * _days(self._filled("NaT", np.array(times, "datetime64[us]")))
+
     def texts(self) -> np.ndarray:
         return self._filled("", Column.objects(list(map(str, self.present))))
 
@@ -377,6 +385,7 @@ _READERS: tuple[tuple[Any, Callable[[_Entries], np.ndarray]], ...] = (
     (_NUMBERS, _Entries.numeric),
     (datetime.date, _Entries.dates),
     (datetime.timedelta, _Entries.durations),
+    (datetime.time, _Entries.times_of_day),
     (_WORDS, _Entries.texts),
 )
 """How a column of objects is read, by the types of its present entries: the first that fits all."""

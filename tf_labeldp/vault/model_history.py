@@ -170,13 +170,13 @@ class TrainedModel:
 
     def note_facts(self, facts: Mapping[str, Any]) -> ModelFacts:
         """Keeps public facts in the ``.keras`` file of the model; returns all that are there."""
-        known = ModelFacts(facts)
+        together = ModelFacts(facts)
         earlier = _keep_in_files(
-            self.model, _FACTS, known, lambda: json.dumps(known).encode(), _FACTS_FILE
+            self.model, _FACTS, together, lambda: json.dumps(together).encode(), _FACTS_FILE
         )
         for name, fact in (earlier.history if earlier else {}).items():
-            known.setdefault(name, fact)
-        return known
+            together.setdefault(name, fact)
+        return together
 
 
 class ModelFacts(dict[str, Any]):
