@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import Argument, Message
 
 Columns = Mapping[Any, np.ndarray]
@@ -48,6 +49,8 @@ _SMALLEST_SIDE = 8
 """Pixels: other inputs with a shorter side are no images."""
 _BRIGHT = 50.0
 """Images of 0 to 255 have a pixel above this, also dark ones."""
+_NO_PROBABILITIES = ("relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "softsign")
+"""Activations of Keras that are negative or zero over half of their arguments."""
 _CHANNEL_ERROR = 1e-4
 """Rounding of a channel's probabilities, in single precision and in a file of a few digits."""
 _NUMBER = re.compile(r"\s*([-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?|[-+]?(inf|nan))\s*", re.I)
@@ -105,6 +108,22 @@ def _ids(columns: Columns, step: int) -> Iterator[str]:
                 f"the column {name} has {distinct:,} different values in {present.size:,} rows, "
                 "like an id, from which nothing can be learnt; leave it out: ",
                 _without(name),
+            )
+
+
+def _outliers(columns: Columns) -> Iterator[str]:
+    """Finds numbers in columns that no encoder winsorizes: rows are scaled by them."""
+    for name, column in columns.items():
+        if column.dtype.kind not in "iuf":
+            continue
+        low, high = Column.fences(column[np.isfinite(column)].astype(np.float64))
+        far = (column < low) | (column > high)
+        if far.any():
+            number = _validate.counted(int(far.sum()), "number")
+            yield (
+                f"the column {name} has {number} far from all others, such as "
+                f"{column[far][0]:g}, next to which the others vanish. Clip them, or give "
+                "encoder=tf_labeldp.features.RandomFourierFeatures().fit(X), which does."
             )
 
 
@@ -244,6 +263,12 @@ def _outputs(output: Any, takes_logits: bool | None) -> Iterator[str]:
             f"the model ends in {name!r}, a Dense layer without activation, and the loss takes "
             "probabilities. Give the loss from_logits=True, or end the model in a softmax."
         )
+    if activation in _NO_PROBABILITIES and not takes_logits:
+        yield (
+            f"the model ends in {name!r}, a {activation}, and the loss takes probabilities. End "
+            "the model in a softmax, or in a Dense layer without activation and give the loss "
+            "from_logits=True."
+        )
     if activation in ("softmax", "sigmoid") and takes_logits:
         yield (
             f"the model ends in {name!r}, a {activation}, and the loss takes logits: it would "
@@ -261,7 +286,8 @@ def _ending(output: Any) -> tuple[str, str]:
         last = last.layers[-1]
     if isinstance(last, layers.Softmax):
         return last.name, "softmax"
-    known = {activations.softmax: "softmax", activations.sigmoid: "sigmoid"}
+    known: dict[Any, str] = {getattr(activations, each): each for each in _NO_PROBABILITIES}
+    known |= {activations.softmax: "softmax", activations.sigmoid: "sigmoid"}
     if type(last) is layers.Dense:
         known[activations.linear] = "linear"
     is_known = isinstance(last, (layers.Dense, layers.Activation))
@@ -269,7 +295,10 @@ def _ending(output: Any) -> tuple[str, str]:
 
 
 def _generators(inputs: Any) -> Iterator[str]:
-    if isinstance(inputs, Iterator):
+    # Batches of Keras have a length, which is not that of the rows.
+    keras = sys.modules.get("keras")
+    batches = () if keras is None else (keras.utils.PyDataset,)
+    if isinstance(inputs, (Iterator, *batches)):
         yield (
             "features must be rows that can be read more than once, got a "
             f"{type(inputs).__name__}. Give an array, such as np.stack(list(rows))."
@@ -337,11 +366,26 @@ def _other_channel(targets: str, loss: str, matrix: Any, channel: Any) -> Iterat
         )
 
 
-def _signed(targets: str, loss: str, takes_rows: bool) -> Iterator[str]:
-    if targets == "debiased" and takes_rows:
+def _signed(targets: str, loss: str, is_for_signed: bool, of_numbers: bool) -> Iterator[str]:
+    if targets != "debiased" or is_for_signed:
+        return
+    if of_numbers:
+        yield (
+            f"targets='debiased' are right on average alone, which {loss!r} does not take. Give "
+            "MeanSquaredError, or targets='posterior'."
+        )
+    else:
         yield (
             f"targets='debiased' have negative entries, for which {loss!r} is not made. Give "
             "tf_labeldp.keras_layers.LabelWeightedLoss, or targets='posterior'."
+        )
+
+
+def _corrects_true_labels(loss: str, is_corrected: bool) -> Iterator[str]:
+    if is_corrected:
+        yield (
+            f"{loss!r} is for noisy labels, and steps on true labels need no correction. Give a "
+            "cross-entropy; for noisy labels take tf_labeldp.fit."
         )
 
 
@@ -354,11 +398,13 @@ CHECKS = (
     Check("classes for numbers, or the reverse", "kind", "refuse", _other_kind),
     Check("numbers as texts", "columns", "warn", _texts),
     Check("a column of ids", "columns", "warn", _ids),
+    Check("numbers far from all others", "plain numbers", "warn", _outliers),
     Check("a copy of the label, by a released model", "model", "warn", _leaks_by_model),
     Check("a copy of the label, by noisy labels", "draw", "warn", _leaks_by_draw),
     Check("logits for probabilities, or the reverse", "outputs", "refuse", _outputs),
     Check("targets that are corrected twice", "corrected", "refuse", _corrected_twice),
     Check("a loss for another draw", "corrected", "refuse", _other_channel),
-    Check("signed targets in a cross-entropy", "targets", "warn", _signed),
+    Check("signed targets in another loss", "targets", "warn", _signed),
+    Check("a corrected loss of true labels", "true labels", "warn", _corrects_true_labels),
 )
 """All checks. Those that read the same are made in this order."""

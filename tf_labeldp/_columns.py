@@ -9,11 +9,20 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import math
 import numbers
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+_FENCE = 10.0
+"""Distances from the 10 % to the 90 % quantile beyond which a number is an outlier: 0.01 % of a
+lognormal column are."""
+_RARE = 0.01
+"""The share of the rows below which numbers beyond the fences of the rows are outliers."""
+_QUANTILE_ROWS = 100_000
+"""Rows sampled for the quantiles of a column, whose ranks are then within 0.5 %."""
 _HINTS = {
     "labels": "Leave them out by a rule that does not use labels, or name them: "
     "PrivateLabels(unlabelled=).",
@@ -109,6 +118,11 @@ class Column:
         """Reads a container; a ``Column`` stays as it is."""
         if isinstance(values, Column):
             return values
+        if isinstance(values, Iterator):
+            raise TypeError(
+                f"expected an array or a list, got a {type(values).__name__}, which can be read "
+                "once. Give list(...) of it."
+            )
         if isinstance(values, np.ma.MaskedArray):
             mask: Any = np.ma.getmaskarray(values)
             names = mask.dtype.names
@@ -245,6 +259,28 @@ class Column:
         if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
             array = array.astype(np.float32)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    @staticmethod
+    def fences(numbers: np.ndarray) -> tuple[float, float]:
+        """Returns the float32 ends beyond which numbers of a column are outliers.
+
+        Quantiles of the rows find them where few rows have outliers, quantiles of the distinct
+        numbers where one number, such as 99999999, stands for an unknown one in many rows. The
+        narrower fences count. Columns of two values have none, so that a rare indicator keeps its
+        ones.
+        """
+        if numbers.size > _QUANTILE_ROWS:
+            numbers = np.random.default_rng(0).choice(numbers, _QUANTILE_ROWS, replace=False)
+        distinct = np.unique(numbers)
+        low, high = -math.inf, math.inf
+        for entries in (numbers, distinct) if distinct.size > 2 else ():
+            first, last = np.quantile(entries, [0.1, 0.9], method="nearest")
+            ends = first - _FENCE * (last - first), last + _FENCE * (last - first)
+            beyond = np.mean((numbers < ends[0]) | (numbers > ends[1]))
+            # Amounts of which a tenth are above zero are no outliers of the zeros.
+            if last > first and (entries is distinct or beyond < _RARE):
+                low, high = max(low, ends[0]), min(high, ends[1])
+        return float(np.float32(low)), float(np.float32(high))
 
     @staticmethod
     def objects(entries: Any) -> np.ndarray:

@@ -97,6 +97,14 @@ def network(units: int = 3, loss: Any = None, width: int = 4, **compiled: Any) -
     return model
 
 
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return X[60 * index : 60 * index + 60]
+
+
 def sparse() -> Any:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -221,6 +229,7 @@ vault(
     "0..119",
     lambda v: v(unlabelled=[500], num_classes=3),
 )
+vault("a generator", TypeError, "list, got a generator", lambda v: v(label for label in Y))
 vault("a set of classes", TypeError, "list", lambda v: v(["a"] * N, classes={"a", "b"}))
 
 # --- Mechanisms ------------------------------------------------------------------------------
@@ -298,6 +307,12 @@ fit(
     TypeError,
     "keras",
     lambda v: ldp.fit(object(), X, v.noisy(), targets="posterior"),
+)
+fit(
+    "batches of Keras",
+    TypeError,
+    "more than once, got a Batches",
+    lambda v: ldp.fit(network(), Batches(), v.noisy()),
 )
 fit("a callback of true labels", ValueError, "randomize", lambda v: ldp.RecordReceipts(Y))
 fit(
@@ -849,6 +864,18 @@ trees(
     ValueError,
     "120",
     lambda v: ldp.PrivateBoosting().fit(X[:60], v.noisy()),
+)
+trees(
+    "classes other than those of noisy labels",
+    ValueError,
+    "num_classes differs from the NoisyLabels",
+    lambda v: ldp.PrivateBoosting(num_classes=5).fit(X, v.noisy()),
+)
+trees(
+    "a range for noisy classes",
+    ValueError,
+    "low differs from the NoisyLabels",
+    lambda v: ldp.PrivateBoosting(low=0, high=2).fit(X, v.noisy()),
 )
 trees(
     "epsilon of zero",

@@ -83,6 +83,10 @@ def test_logits_for_probabilities_and_the_reverse(door):
         LOSSES_AT_DOORS[door]("softmax", True)
     with pytest.raises(ValueError, match="from_logits=True"):
         LOSSES_AT_DOORS[door](None, False)
+    with pytest.raises(
+        ValueError, match=r"a relu, and the loss takes probabilities|expected probab"
+    ):
+        LOSSES_AT_DOORS[door]("relu", False)
 
 
 def test_a_network_of_probabilities_is_refused_before_a_release():
@@ -104,8 +108,9 @@ def test_a_network_of_probabilities_is_refused_before_a_release():
 )
 def test_a_loss_that_does_not_fit_the_draw(matrix, targets, message):
     loss = ForwardCorrectedLoss(matrix, from_logits=True)
-    with pytest.raises(ValueError, match=message):
-        fit(loss, targets)
+    for form in (loss, [loss]):
+        with pytest.raises(ValueError, match=message):
+            fit(form, targets)
     if targets != "debiased":
         views = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
         model = ldp.semi_supervised.FixMatch(network(None), **views)
@@ -125,9 +130,31 @@ def test_losses_that_fit_the_draw(recwarn):
     assert not [each for each in recwarn if "targets" in str(each.message)]
 
 
-def test_signed_targets_in_a_cross_entropy():
+@pytest.mark.parametrize("loss", [rows(), "kl_divergence"])
+def test_signed_targets_in_another_loss(loss):
     with pytest.warns(UserWarning, match=r"negative entries.*LabelWeightedLoss"):
-        fit(rows(), "debiased")
+        fit(loss, "debiased", "softmax" if loss == "kl_divergence" else None)
+
+
+def test_debiased_numbers_in_a_loss_of_other_means(recwarn):
+    noisy = numbers().randomize(ldp.LabelRandomizer(4.0))
+    for loss in ("mse", "mae"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss)
+        ldp.fit(model, X, noisy, targets="debiased", verbose=0)
+    found = [str(each.message) for each in recwarn if "on average" in str(each.message)]
+    assert len(found) == 1 and "'mean_absolute_error'" in found[0] and "Squared" in found[0]
+
+
+def test_a_corrected_loss_has_no_place_in_stages_and_private_steps():
+    loss = ForwardCorrectedLoss(CHANNEL, from_logits=True)
+    run = ldp.MultiStageTraining(
+        X, vault(), epsilon=3.0, fractions=(0.6, 0.4), epochs_per_stage=1, verbose=0
+    )
+    with pytest.raises(ValueError, match="labels of one channel"):
+        network(loss).fit(run.dataset(), epochs=2, callbacks=[run], verbose=0)
+    with pytest.warns(UserWarning, match="steps on true labels need no correction"):
+        ldp.make_private(network(loss), x=X, labels=vault(), epsilon=1.0, epochs=1, batch_size=60)
 
 
 # --- The cross ---------------------------------------------------------------------------------
@@ -136,6 +163,7 @@ IMAGES[:, :4] *= (0.2 + 0.8 * Y)[:, np.newaxis, np.newaxis]
 FIRST = RNG.random((N, 3, 8, 8)).astype(np.float32)
 COPY = np.where(np.arange(4) == 2, Y[:, np.newaxis], X).astype(np.float32)
 IDS = np.where(np.arange(4) == 2, np.arange(N)[:, np.newaxis], X).astype(np.float64)
+FAR = np.where((np.arange(4) == 2) & (np.arange(N) == 9)[:, np.newaxis], 1e8, X)
 NUMBERS = RNG.uniform(-3.0, 3.0, N)
 COPY_OF_NUMBERS = {"2": NUMBERS, "job": np.where(X[:, 0] > 0, "nurse", "smith")}
 TEXTS = {"a": X[:, 0], "number": np.array(["k.A.", *map(str, X[1:, 1])])}
@@ -227,6 +255,9 @@ CROSS: dict[str, dict[str, str]] = {
         TEXTS_REFUSED,
     ),
     "a column of ids": ALL,
+    "numbers far from all others": dict.fromkeys(FITS, "takes what a network takes")
+    | dict.fromkeys(("PrivateClassifier", "PrivateRegressor", "command"), "winsorizes")
+    | {"boosting": "splits anywhere", "heads": WARNED},
     "a copy of the label, by a released model": ALL
     | dict.fromkeys(("ldp.fit", "make_private", "stages", "learners"), "by noisy labels, or later"),
     "a copy of the label, by noisy labels": dict.fromkeys(FITS, "by the released model")
@@ -250,13 +281,18 @@ CROSS: dict[str, dict[str, str]] = {
     | {"ldp.fit": REFUSED, "learners": REFUSED},
     "a loss for another draw": dict.fromkeys(FITS, "makes its own targets")
     | {"ldp.fit": REFUSED, "learners": REFUSED},
-    "signed targets in a cross-entropy": dict.fromkeys(FITS, "makes its own targets")
+    "signed targets in another loss": dict.fromkeys(FITS, "makes its own targets")
     | {"ldp.fit": WARNED},
+    "a corrected loss of true labels": dict.fromkeys(
+        FITS, "makes its own loss, or has noisy labels"
+    )
+    | {"poisson_batches": WARNED, "make_private": WARNED},
 }
 """Each check at each door: whether its mistake is refused or a warning, or why it is neither."""
 INPUTS: dict[str, tuple[Any, Callable[[], Any], str]] = {
     "numbers as texts": (TEXTS, vault, "column number is text: 599 of 600 cells are numbers"),
     "a column of ids": (IDS, vault, "column c?2 has 600 different values in 600 rows, like an id"),
+    "numbers far from all others": (FAR, vault, "column 2 has 1 number far from all others"),
     "a copy of the label, by a released model": (COPY, vault, "model, the column c?2 alone predic"),
     "a copy of the label, by noisy labels": (COPY, vault, "labels, the column 2 alone predicts"),
     "a generator": (None, vault, "more than once, got a generator"),
@@ -282,7 +318,8 @@ def test_every_check_has_a_cell_at_every_door_and_a_test():
         "logits for probabilities, or the reverse",
         "targets that are corrected twice",
         "a loss for another draw",
-        "signed targets in a cross-entropy",
+        "signed targets in another loss",
+        "a corrected loss of true labels",
     }
     assert set(INPUTS) | own == set(CROSS)
     severities = {check.name: check.severity for check in CHECKS}

@@ -740,3 +740,10 @@ def test_an_engine_does_not_draw_for_another_unit(tmp_path):
         with pytest.raises(ValueError, match=f"unit is one label.*vault has {name}s"):
             key.register("a", RandomizedResponse(1.0, 2))
         assert labels.guarantee().epsilon == 0.0
+
+
+def test_an_id_twice_in_one_batch_is_refused():
+    """Its rows would share their noise, which reveals whether their labels are equal."""
+    for ids in ([5, 2, 5], ["a", "b", "a"]):
+        with pytest.raises(ValueError, match="1 ids name more than one row"):
+            randomize_batch(ids, [0, 1, 0], RandomizedResponse(1.0, 2), bytes(32), "a")

@@ -44,6 +44,11 @@ def fitted(model, epochs=4, **arguments):
     return private
 
 
+def test_a_delta_above_that_of_the_budget_is_a_warning():
+    with pytest.warns(UserWarning, match=r"delta=0\.001 is above that of the budget, 0\.0001"):
+        made(perceptron(), epsilon=1.0, delta=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.holds("training.make_private")
 def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():

@@ -248,7 +248,7 @@ class PrivateBoosting(Head):
         weights = Column.relative_weights(sample_weight, table.rows.shape[0])
         return _Prepared(
             public.with_value((features, class_weight, sample_weight)),
-            source if noisy is None else _checked_noisy(noisy, self.epsilon),
+            source if noisy is None else self._checked_noisy(noisy),
             kind,
             table,
             monotonic,
@@ -256,6 +256,36 @@ class PrivateBoosting(Head):
             start,
             outputs,
         )
+
+    def _checked_noisy(self, noisy: NoisyLabels) -> NoisyLabels:
+        if not noisy.receipts:
+            raise ValueError(
+                "expected noisy labels with receipts, got none. Give the result of "
+                "PrivateLabels.randomize, or of NoisyLabels.load."
+            )
+        drawn = (noisy.mechanism.epsilon, noisy.guarantee().epsilon)
+        epsilon = self.epsilon
+        if epsilon is not None and not any(math.isclose(epsilon, each) for each in drawn):
+            raise ValueError(
+                f"expected no epsilon with NoisyLabels, which were drawn at {drawn[0]:g}, got "
+                f"{epsilon:g}. Leave it out, or fit the PrivateLabels for a draw of its own."
+            )
+        if len(noisy) < _LEAST_SIGNAL:
+            raise ValueError(
+                f"expected at least {_LEAST_SIGNAL:g} noisy labels, got {len(noisy)}. Draw more."
+            )
+        if noisy.values.ndim == 2 and isinstance(noisy.mechanism, ClassificationMechanism):
+            raise ValueError(
+                "expected one noisy label per example, got rows of labels. Fit one model per "
+                "column."
+            )
+        arguments = LabelSource.arguments_of(self)
+        # Residuals have another range than the numbers.
+        if noisy.kind.label_range is not None:
+            arguments = {name: arguments[name] for name in arguments if name not in ("low", "high")}
+        if noisy.values.ndim == 1:
+            LabelSource.check_arguments(arguments, noisy.kind, "noisy labels")
+        return noisy
 
     def _drawn(self, prepared: _Prepared) -> _Drawn:
         """Draws the noisy labels, unless they are given."""
@@ -468,26 +498,3 @@ class PrivateBoosting(Head):
         p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
         p = p * weights
         return p / ops.sum(p, axis=1, keepdims=True)
-
-
-def _checked_noisy(noisy: NoisyLabels, epsilon: float | None) -> NoisyLabels:
-    if not noisy.receipts:
-        raise ValueError(
-            "expected noisy labels with receipts, got none. Give the result of "
-            "PrivateLabels.randomize, or of NoisyLabels.load."
-        )
-    drawn = (noisy.mechanism.epsilon, noisy.guarantee().epsilon)
-    if epsilon is not None and not any(math.isclose(epsilon, each) for each in drawn):
-        raise ValueError(
-            f"expected no epsilon with NoisyLabels, which were drawn at {drawn[0]:g}, got "
-            f"{epsilon:g}. Leave it out, or fit the PrivateLabels for a draw of its own."
-        )
-    if len(noisy) < _LEAST_SIGNAL:
-        raise ValueError(
-            f"expected at least {_LEAST_SIGNAL:g} noisy labels, got {len(noisy)}. Draw more."
-        )
-    if noisy.values.ndim == 2 and isinstance(noisy.mechanism, ClassificationMechanism):
-        raise ValueError(
-            "expected one noisy label per example, got rows of labels. Fit one model per column."
-        )
-    return noisy

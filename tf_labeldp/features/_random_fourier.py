@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column as Entries
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._categories import Categories
 from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
@@ -30,11 +31,6 @@ _QUANTILES = 65
 """Quantiles of a numeric column between which its ranks are linear."""
 _RANK_ROWS = 100_000
 """Rows sampled for the quantiles, whose ranks are then within 0.5 %."""
-_FENCE = 10.0
-"""Distances from the 10 % to the 90 % quantile beyond which a number is an outlier: 0.01 % of a
-lognormal column are."""
-_RARE = 0.01
-"""The share of the rows below which numbers beyond the fences of the rows are outliers."""
 _MOST_TOGETHER = 3
 """The most columns of a sparse frequency: effects of more columns together are rare in tables."""
 _RANK_STDDEV, _CATEGORY_STDDEV = 2.0, 3.0
@@ -347,7 +343,7 @@ class NumericColumn:
             raise ValueError(
                 f"column {name!r} needs an entry, got missing ones alone. Leave it out."
             )
-        low, high = _fences(present)
+        low, high = Entries.fences(present)
         num_outliers = int(np.count_nonzero((present < low) | (present > high)))
         present = np.clip(present, low, high)
         stddev = float(present.std())
@@ -378,27 +374,6 @@ class NumericColumn:
         if not self.has_missing:
             return filled
         return keras.ops.concatenate([filled, keras.ops.cast(missing, "float32")], axis=-1)
-
-
-def _fences(numbers: np.ndarray) -> tuple[float, float]:
-    """Returns the float32 ends beyond which numbers of a column are outliers.
-
-    Quantiles of the rows find them where few rows have outliers, quantiles of the distinct numbers
-    where one number, such as 99999999, stands for an unknown one in many rows. The narrower fences
-    count. Columns of two values have none, so that a rare indicator keeps its ones.
-    """
-    if numbers.size > _RANK_ROWS:
-        numbers = np.random.default_rng(0).choice(numbers, _RANK_ROWS, replace=False)
-    distinct = np.unique(numbers)
-    low, high = -math.inf, math.inf
-    for entries in (numbers, distinct) if distinct.size > 2 else ():
-        first, last = np.quantile(entries, [0.1, 0.9], method="nearest")
-        ends = first - _FENCE * (last - first), last + _FENCE * (last - first)
-        beyond = np.mean((numbers < ends[0]) | (numbers > ends[1]))
-        # Amounts of which a tenth are above zero are no outliers of the zeros.
-        if last > first and (entries is distinct or beyond < _RARE):
-            low, high = max(low, ends[0]), min(high, ends[1])
-    return float(np.float32(low)), float(np.float32(high))
 
 
 class CategoricalColumn(Categories):

@@ -233,14 +233,19 @@ class FeatureRows:
             )
         return columns
 
-    def check_columns(self) -> None:
-        """Warns of columns that are ids, or numbers as texts, and of channels that are first."""
+    def check_columns(self, are_plain: bool = False) -> None:
+        """Warns of columns that are ids, or numbers as texts, and of channels that are first.
+
+        Of columns that are the features, it warns of numbers that are far from all others, too.
+        """
         if isinstance(self._inputs, np.ndarray):
             _checks.run("images", self._inputs.shape)
         if (found := self._some_rows(_CHECKED_ROWS)) is not None:
             _, columns = found
             step = -(-self.num_inputs // len(next(iter(columns.values()))))
             _checks.run("columns", columns, step)
+            if are_plain:
+                _checks.run("plain numbers", columns)
 
     def ends(self) -> tuple[float, float, bool] | None:
         """Returns the least and the largest number, and whether all are whole.

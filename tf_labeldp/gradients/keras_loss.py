@@ -45,6 +45,20 @@ _ROW_BY_ROW = [
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
 ]
+# The expected loss of signed targets is that of the true labels only where these enter linearly,
+# in all that depends on the prediction. A squared error has y^2 apart from it.
+_NOT_LINEAR = [
+    keras.losses.kl_divergence,
+    keras.losses.categorical_hinge,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.hinge,
+    keras.losses.squared_hinge,
+    keras.losses.huber,
+    keras.losses.log_cosh,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_logarithmic_error,
+]
 # These take probabilities unless from_logits=True.
 _OF_PROBABILITIES = [
     _OF_CODES,
@@ -229,7 +243,21 @@ class KerasLoss:
         if isinstance(self.loss, ForwardCorrectedLoss):
             matrix = self.loss.transition_matrix
             _checks.run("corrected", targets, self.name, matrix, noisy.channel)
-        _checks.run("targets", targets, self.name, self.takes_rows)
+        is_for_signed = not self.takes_rows and self._function not in _NOT_LINEAR
+        of_numbers = noisy.kind.label_range is not None
+        _checks.run("targets", targets, self.name, is_for_signed, of_numbers)
+
+    def check_stages(self) -> None:
+        """Raises if the loss is for one channel: the examples of a later stage have their own."""
+        if isinstance(self.loss, ForwardCorrectedLoss):
+            raise ValueError(
+                f"expected a loss of the stages' noisy rows, got {self.name!r}, which is for the "
+                "labels of one channel. Use keras.losses.CategoricalCrossentropy."
+            )
+
+    def check_true_labels(self) -> None:
+        """Warns if the loss, which is for noisy labels, gets true ones."""
+        _checks.run("true labels", self.name, isinstance(self.loss, ForwardCorrectedLoss))
 
     @property
     def _takes_logits(self) -> bool | None:

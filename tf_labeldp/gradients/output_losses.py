@@ -121,6 +121,7 @@ class OutputLosses:
             KerasLoss(None).check()  # raises
         for part in self.parts:
             part.loss.check_output(part.output)
+            part.loss.check_true_labels()
 
     def __call__(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """Returns the weighted sum of the losses, (B,)."""

@@ -83,7 +83,12 @@ class LabelSource:
             self.refuse_worker_processes()
         else:
             self.kind = labels.kind
-            _check_arguments(self.arguments_of(head), self.kind, head.insecure_seed)
+            if head.insecure_seed is not None:
+                raise ValueError(
+                    "insecure_seed must be None with a PrivateLabels, which draws its own random "
+                    "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
+                )
+            self.check_arguments(self.arguments_of(head), self.kind)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
         self.vault: PrivateLabels = labels
         if self._is_array:
@@ -97,6 +102,19 @@ class LabelSource:
         if isinstance(self.mechanism, Randomizer):
             self._use = self._use.or_named(self.mechanism.default_key)
         self._use.check_budget(self.mechanism)
+
+    @staticmethod
+    def check_arguments(arguments: dict[str, Any], kind: LabelKind, of: str = "vault") -> None:
+        """Raises for an argument of another kind of labels than a vault or noisy labels have."""
+        for name, value in arguments.items():
+            if name == "classes" and value is not None:
+                value = tuple(value)
+            if value is not None and value != getattr(kind, name, None):
+                source = "PrivateLabels, which has" if of == "vault" else "NoisyLabels, which have"
+                raise ValueError(
+                    f"{name} differs from the {source} {kind.describe()}. Leave it out: the {of} "
+                    f"{'has its' if of == 'vault' else 'have their'} own."
+                )
 
     @staticmethod
     def refuse_missing(head: Any, labels: Any) -> None:
@@ -226,22 +244,6 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
         # Gaussian noise, k times that for one label.
         each = Charge.gaussian_share(mechanism.epsilon, delta, size**-2).epsilon
     return dataclasses.replace(mechanism, epsilon=each)
-
-
-def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
-    if insecure_seed is not None:
-        raise ValueError(
-            "insecure_seed must be None with a PrivateLabels, which draws its own random bits. "
-            "Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
-        )
-    for name, value in arguments.items():
-        if name == "classes" and value is not None:
-            value = tuple(value)
-        if value is not None and value != getattr(kind, name, None):
-            raise ValueError(
-                f"{name} differs from the PrivateLabels, which has {kind.describe()}. Leave it "
-                "out: the vault has its own."
-            )
 
 
 class _Fit(NamedTuple):

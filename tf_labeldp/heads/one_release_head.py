@@ -268,7 +268,7 @@ class OneReleaseHead(Head):
         # Features with receipts, as of a network, have learnt from the labels.
         is_checked = not (arguments.receipts or raw.is_dataset)
         if is_checked:
-            raw.check_columns()
+            raw.check_columns(are_plain=encoder is None)
         terms = HeadTerms.of(self, source.kind).for_rows(rows, vault.mean_group_size)
         width = sample.rows.shape[1]
         with _threads_that_pay(rows.num_rows, width):

@@ -10,6 +10,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms import LabelMechanism
 from tf_labeldp.vault.keyed_draws import KeyedRows
+from tf_labeldp.vault.row_ids import RowIds
 
 
 @_validate.clears_frames
@@ -40,6 +41,9 @@ def randomize_batch(
         priors: public probabilities for mechanisms that use priors: (K,) for all rows, (n, K), or
             ``mechanisms.Priors``.
 
+    Raises:
+        ValueError: an id twice, whose rows would share their noise.
+
     Example:
         >>> from tf_labeldp import RandomizedResponse
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
@@ -50,4 +54,5 @@ def randomize_batch(
         [0, 0]
     """
     ids, mechanism, priors = public_input(ids, mechanism, priors).value
+    RowIds.of(ids).check_distinct()
     return KeyedRows(ids, labels, mechanism, key, release, priors).randomize()

@@ -83,6 +83,7 @@ class LabelledOutput:
                 f"expected a loss of rows, since the dataset has one-hot labels, got "
                 f"{loss.name!r}. Use keras.losses.CategoricalCrossentropy."
             )
+        loss.check_stages()
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self.logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(

@@ -178,7 +178,13 @@ class _Recipe:
         batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
         if batch_size > size:
             raise ValueError(f"batch_size must be at most {size} labels, got {batch_size}.")
-        delta = min(vault.budget.delta for vault in vaults) if delta is None else delta
+        of_budget = min(vault.budget.delta for vault in vaults)
+        delta = of_budget if delta is None else delta
+        if 0.0 < of_budget < delta:
+            _validate.warn(
+                f"delta={delta:g} is above that of the budget, {of_budget:g}, at which this "
+                f"training costs more than epsilon={epsilon:g}. Use delta={of_budget:g}."
+            )
         if not delta:
             raise ValueError(
                 "expected a budget with delta above zero, got 0. Make the vault with "

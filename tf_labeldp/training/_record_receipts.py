@@ -200,8 +200,8 @@ def fit(
     _checks.run("labels", len(labels))
     y = labels.targets(targets)
     _check_loss(model, targets, x, y)
-    KerasLoss(model.loss).check_targets(targets, labels)
-    if targets == "values" and labels.are_sets and KerasLoss(model.loss).takes_codes:
+    _loss_of(model).check_targets(targets, labels)
+    if targets == "values" and labels.are_sets and _loss_of(model).takes_codes:
         raise ValueError(
             f"expected noisy labels that are classes, for targets='values', got those of "
             f"{type(labels.mechanism).__name__}. Give targets='posterior', or the loss "
@@ -310,10 +310,16 @@ def _weighted(
     return np.divide(weighted, sums, out=np.array(y, np.float64), where=sums > 0), sums[:, 0]
 
 
+def _loss_of(model: keras.Model) -> KerasLoss:
+    """Returns the loss, also where it is alone in a list or a dict of losses by output."""
+    losses = keras.tree.flatten(model.loss)
+    return KerasLoss(losses[0] if len(losses) == 1 else model.loss)
+
+
 def _check_loss(model: keras.Model, targets: str, x: Any, y: np.ndarray) -> None:
     if model.loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")
-    loss = KerasLoss(model.loss)
+    loss = _loss_of(model)
     outputs, expected, other = InspectedModel(model).output_shape, "", "values"
     if outputs is None and isinstance(model, keras.Sequential):  # is built by the first batch
         outputs = model.compute_output_shape(keras.tree.map_structure(np.shape, x))
