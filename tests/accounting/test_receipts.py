@@ -129,6 +129,7 @@ STATED = {
     "many on one": ([spent(A, 1.0, [0]), *(spent(A, 0.25, [1]) for _ in range(3))], 1.0, ()),
     "all and some": ([spent(A, 0.5), spent(A, 0.25, [5]), spent(A, 0.125, [4])], 0.75, ()),
     "no example": ([spent(A, 1.0, [])], 0.0, ()),
+    "no example of a set of unknown size": ([spent(LabelSet("a", 0), 1.0, [])], 0.0, ()),
     "a note on a cheap example": (
         [spent(A, 2.0, [0, 1]), Receipt(A, NOTED, "a draw", examples=np.array([3]))],
         2.0,

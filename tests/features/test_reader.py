@@ -85,6 +85,14 @@ def test_every_kind_gives_the_same_rows():
         np.testing.assert_allclose(np.concatenate(list(FeatureRows(make()).blocks())), X)
 
 
+def test_sparse_and_dense_parts_are_read_by_row_number():
+    places = np.array([7, 0, 7])
+    left, right = FeatureRows((sparse.csr_array(X[:, :2]), X[:, 2:])).by_number()
+    np.testing.assert_array_equal(left.take(places), X[places, :2])
+    np.testing.assert_array_equal(right.take(places), X[places, 2:])
+    assert left.array is None and right.array is not None and len(left) == len(right) == N
+
+
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.usefixtures("fits_apart")
 def test_what_reads_features_takes_every_kind(reader):
