@@ -12,7 +12,7 @@ import decimal
 import math
 import numbers
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,10 @@ _HINTS = {
 _FILL = "Fill them in, or leave these examples out, by a rule that does not use labels."
 _NEVER_MISSING = frozenset([str, bytes, int, bool])
 """Types whose values are all present."""
+_RAGGED = (
+    "expected rows of one length, got {}. Pad or cut them, for example with "
+    "keras.utils.pad_sequences."
+)
 _NUMBERS = (numbers.Real, np.bool_)
 _LEAST_WEIGHT = 1e-30
 """Smaller weights, as a fraction of the largest, count as zero."""
@@ -108,10 +112,13 @@ class Column:
     Attributes:
         values: the entries, in NumPy's type of them, or as objects; any value where missing.
         missing: ``bool``, in the shape of ``values``.
+        MISSING_WORDS: texts that count as missing: the empty text, and missing values that were
+            turned into text.
     """
 
     values: np.ndarray
     missing: np.ndarray
+    MISSING_WORDS: ClassVar[tuple[str, ...]] = ("", "nan", "None", "<NA>", "NaT")
 
     @classmethod
     def of(cls, values: Any) -> Column:
@@ -252,12 +259,16 @@ class Column:
         if Column.is_dictionary(values):
             # For a missing entry of an Arrow dictionary, NumPy would read its first value.
             return Column.objects(values.to_pylist())
+        if type(values).__module__.startswith("scipy.sparse"):
+            values = values.toarray()
         if isinstance(values, _Tensor):
             on_cpu = values.detach().cpu() if isinstance(values, _TorchTensor) else values
             values = on_cpu.numpy()
         array = np.asarray(values)
         if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
             array = array.astype(np.float32)
+        if array.dtype.kind == "T":  # NumPy's texts of any length have no order of bytes.
+            return array.astype(object)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     @staticmethod
@@ -310,6 +321,45 @@ class Column:
                 if any(new is not old for new, old in zip(items, value, strict=True)):
                     return type(value)(items)
         return value
+
+    @staticmethod
+    def as_rows(inputs: Any) -> Any:
+        """Returns rows in a list or in the entries of a column as an array; others unchanged.
+
+        A list or tuple of arrays stays: they may be rows, or the inputs of a model.
+        """
+        kind = type(inputs).__name__
+        if kind == "RaggedTensor":
+            raise ValueError(_RAGGED.format("a RaggedTensor"))
+        if type(inputs) in (list, tuple) and len(inputs):
+            first = inputs[0]
+            while isinstance(first, (list, tuple)) and first:
+                first = first[0]
+            has_rows = first is not inputs[0] and not isinstance(first, dict)
+            return Column.stacked_rows(inputs) if has_rows and np.ndim(first) == 0 else inputs
+        if isinstance(inputs, np.ndarray) or kind == "Series":
+            array = np.asarray(inputs)
+            is_column = array.ndim == 1 and array.dtype.kind == "O" and array.size
+            if is_column and isinstance(array[0], (list, np.ndarray)):
+                return Column.stacked_rows(array.tolist())
+        return inputs
+
+    @staticmethod
+    def stacked_rows(rows: Any) -> np.ndarray:
+        """Returns a list of rows as an array; rows of several lengths raise a ``ValueError``.
+
+        Numbers next to texts stay numbers, as objects.
+        """
+        try:
+            array = np.asarray(rows)
+        except ValueError:  # NumPy's error for rows of several lengths
+            lengths = sorted({np.size(row) if np.ndim(row) < 1 else len(row) for row in rows})
+            found = f"rows of {lengths[0]} to {lengths[-1]} entries"
+            raise ValueError(_RAGGED.format(found)) from None
+        is_text = array.dtype.kind in "US" and array.ndim == 2
+        if is_text and not all(isinstance(entry, (str, bytes)) for row in rows for entry in row):
+            return np.array(rows, dtype=object)
+        return array
 
 
 def type_in_words(array: np.ndarray) -> str:

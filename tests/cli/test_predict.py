@@ -209,6 +209,7 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
     (data / "empty.csv").write_text("")
     (data / "broken.keras").write_bytes(b"no model")
     (data / "named.csv").write_text("prediction,age,job\n1,30,nurse\n")
+    (data / "twice.csv").write_text("id,age,age,job\n1,30,31,nurse\n")
     for words, message in (
         (("gone", "data.csv"), "there is no model gone; give the output of tf-labeldp train"),
         (("broken.keras", "data.csv"), "broken.keras"),
@@ -220,6 +221,7 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
             "the model takes numbers in column age, got text in 1 cell, the first in row 3 "
             "(the header is row 1): '45%'",
         ),
+        (("out", "twice.csv"), "the column age: the table has 2 columns of this name"),
         (("out", "ragged.csv"), "has 2 cells in row 3 (the header is row 1), but 3 columns"),
         (("out", "data.csv", "--id", "name"), "--id name: the table has 0 columns of this name"),
         (("out", "named.csv", "--id", "prediction"), "the predictions have a column of this name"),

@@ -599,3 +599,34 @@ def test_nothing_of_tensorflow_is_on_stderr(csv, level):
     done = subprocess.run(command_line, capture_output=True, text=True, env=env, check=True)
     assert done.stderr == "2 features: age (number), job (text); left out: id, days\n"
     assert "label-DP" in done.stdout
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_booleans_are_names_of_classes_as_randomize_reads_them(tmp_path, form):
+    """In any spelling: pandas writes False, R FALSE, and Parquet has a type of its own."""
+    path = tmp_path / f"data.{form}"
+    for spelling in (str, str.upper, str.lower) if form == "csv" else (str,):
+        labels = [spelling(str(age > 50)) for age in AGE[:200]]
+        if form == "parquet":
+            parquet.write_table(pa.table({"age": AGE[:200], "ill": AGE[:200] > 50}), path)
+        else:
+            rows = [f"{age:.1f},{label}" for age, label in zip(AGE[:200], labels, strict=True)]
+            path.write_text("\n".join(["age,ill", *rows]) + "\n")
+        for classes in (("False", "True"), ("true", "false")):
+            name = f"{spelling.__name__}-{classes[0]}"
+            label = ("--label", "ill", "--method", "head")
+            assert command(path, *label, "--classes", *classes, output=name) == 0
+            options = ("--column", "ill", "--epsilon", "20", "--output")
+            noisy = str(tmp_path / f"{name}.csv")
+            task = ("randomize", str(path), "--task", "classification", "--classes", *classes)
+            assert main([*task, *options, noisy]) == 0
+            drawn = pathlib.Path(noisy).read_text().split()[1:]
+            found = [row.rpartition(",")[2] == classes[-1] for row in drawn]
+            assert found == [(age > 50) == (classes[-1].lower() == "true") for age in AGE[:200]]
+
+
+def test_names_of_classes_keep_their_zeros(tmp_path):
+    rows = [f"{age:.1f},{'01' if age > 50 else '1.0'}" for age in AGE[:200]]
+    (tmp_path / "data.csv").write_text("\n".join(["age,ill", *rows]) + "\n")
+    label = ("--label", "ill", "--classes", "01", "1.0", "--method", "head")
+    assert command(tmp_path / "data.csv", *label) == 0

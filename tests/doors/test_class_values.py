@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
+import inspect
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
+import tensorflow as tf
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import tf_labeldp as ldp
 from tf_labeldp.mechanisms import LabelMechanism
-from tf_labeldp.vault import Classes
+from tf_labeldp.vault import Classes, Numbers
 
 N = 6000
 RNG = np.random.default_rng(0)
@@ -181,3 +196,203 @@ def test_what_predict_returns_is_evaluated_as_it_is(head: Any) -> None:
     assert expected > 0.7
     found = held_out.evaluate(predicted, "accuracy", 5.0)
     assert found.value == pytest.approx(expected, abs=0.02)
+
+
+SOME, ROWS = CODES[:300], X[:300].astype(np.float32)
+SETTINGS: dict[str, Any] = {"delta": 1e-3, "insecure_seed": 0}
+
+
+def of(values: list[Any]) -> np.ndarray:
+    """The class values of some rows, as objects."""
+    return np.fromiter((values[code] for code in SOME), object, len(SOME))
+
+
+TIMES = [datetime.datetime(2024, 1, day, 6) for day in (1, 2, 3)]
+PAIRS = [("a", 1), ("b", 2), ("a", 2)]
+VALUES: dict[str, tuple[list[Any] | None, Any]] = {
+    "whole numbers as objects": (None, of([0, 1, 2])),
+    "whole numbers as floats": (None, SOME.astype(float)),
+    "decimals": (None, [decimal.Decimal(int(code)) for code in SOME]),
+    "numbers as objects": ([10, 20, 30], of([10, 20, 30])),
+    "fractions": ([0.5, 1.5, 2.5], of([0.5, 1.5, 2.5]).astype(float)),
+    "fractions as objects": ([0.5, 1.5, 2.5], of([0.5, 1.5, 2.5])),
+    "dates": (DAYS, of(DAYS)),
+    "dates of NumPy": (DAYS, of(DAYS).astype("M8[D]")),
+    "times of pandas": (TIMES, pd.Series(pd.to_datetime(of(TIMES)))),
+    "classes in nanoseconds": (np.array(TIMES, "M8[ns]"), np.array(of(TIMES), "M8[ns]")),
+    "periods": (list(pd.period_range("2024", periods=3, freq="M")), None),
+    "durations": (
+        list(np.array([1, 2, 3], "m8[h]")),
+        SOME.astype("m8[h]") + np.timedelta64(1, "h"),
+    ),
+    "tuples": (PAIRS, of(PAIRS)),
+    "a list of tuples": (PAIRS, list(of(PAIRS))),
+    "mixed types": (["a", 1, None], of(["a", 1, None])),
+    "NaN among texts": ([float("nan"), "a", "b"], of([np.nan, "a", "b"])),
+    "NaN among numbers": ([float("nan"), 1.0, 2.0], of([np.nan, 1.0, 2.0]).astype(float)),
+    "bytes": ([b"a", b"b", b"c"], of([b"a", b"b", b"c"])),
+    "a tensor of texts": (["a", "b", "c"], tf.constant(of(["a", "b", "c"]).astype(str))),
+    "texts of NumPy": (["a", "b", "c"], of(["a", "b", "c"]).astype(np.dtypes.StringDType())),
+    "a column of pandas": (["a", "b", "c"], pd.DataFrame({"y": of(["a", "b", "c"])})),
+    "a column of Polars": (["a", "b", "c"], pl.DataFrame({"y": of(["a", "b", "c"]).tolist()})),
+    "categories of Arrow": (["a", "b", "c"], pa.array(of(["a", "b", "c"])).dictionary_encode()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_score_takes_the_labels_that_fit_takes() -> None:
+    expected = ldp.PrivateRidge(9.0, num_classes=3, **SETTINGS).fit(ROWS, SOME).score(ROWS, SOME)
+    assert expected > 0.6
+    for name, (classes, labels) in VALUES.items():
+        labels = of(list(classes)) if labels is None else labels
+        kind = {"num_classes": 3} if classes is None else {"classes": classes}
+        head = ldp.PrivateRidge(9.0, **kind, **SETTINGS).fit(ROWS, labels)
+        assert head.score(ROWS, labels) == expected, name
+        with pytest.raises(ValueError, match="300 of 300 labels are not among"):
+            head.score(ROWS, ["other"] * 300)
+
+
+def public_estimators() -> set[str]:
+    """The names of all public classes that learn from labels and have a score."""
+    parts = [getattr(ldp, name) for name in dir(ldp) if inspect.ismodule(getattr(ldp, name))]
+    found = {getattr(part, name) for part in parts for name in part.__all__}
+    return {
+        each.__name__
+        for each in found
+        if inspect.isclass(each) and hasattr(each, "fit") and hasattr(each, "score")
+    }
+
+
+def network() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+OF_CLASSES: dict[str, Callable[[], Any]] = {
+    "PrivateRidge": lambda: ldp.PrivateRidge(9.0, 1e-3),
+    "PrivateLogisticRegression": lambda: ldp.PrivateLogisticRegression(9.0, 1e-3),
+    "NoiseCluster": lambda: ldp.heads.NoiseCluster(5, 9.0),
+    "BootstrappedHead": lambda: ldp.heads.BootstrappedHead(
+        9.0, 1e-3, network(), epochs=1, verbose=0
+    ),
+    "PrivateBoosting": lambda: ldp.PrivateBoosting(9.0, max_trees=3),
+    "PrivateClassifier": lambda: ldp.PrivateClassifier(9.0, 1e-3),
+    "PrivateSearchCV": lambda: ldp.PrivateSearchCV(
+        ldp.PrivateRidge(1.0, 1e-3), {"penalty": [0.1, 1.0]}, 1.0
+    ),
+}
+OF_NUMBERS: dict[str, Callable[[], Any]] = {
+    "PrivateRegressor": lambda: ldp.PrivateRegressor(9.0, 1e-3),
+    "PrivatePoissonRegression": lambda: ldp.heads.PrivatePoissonRegression(9.0, 1e-3),
+}
+
+
+def test_all_estimators_with_a_score_are_tried() -> None:
+    assert public_estimators() == {*OF_CLASSES, *OF_NUMBERS}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*OF_CLASSES, *OF_NUMBERS])
+def test_every_estimator_scores_labels_of_any_type(name: str) -> None:
+    """Counts as decimals, and dates; a missing label is counted, whatever marks it."""
+    if name in OF_NUMBERS:
+        kind: Any = Numbers(0, 2)
+        forms = [SOME, of([decimal.Decimal(count) for count in range(3)]), pl.Series(SOME)]
+        model = OF_NUMBERS[name]()
+    else:
+        kind, model = Classes(DAYS), OF_CLASSES[name]()
+        forms = [of(DAYS), of(DAYS).astype("M8[us]"), pa.array(of(DAYS)), list(of(DAYS))]
+    budget = ldp.PrivacyBudget(99.0, 1e-2)
+    model.fit(ROWS, ldp.PrivateLabels(forms[0], kind, budget=budget, insecure_seed=0))
+    scores = [model.score(ROWS, labels) for labels in forms]
+    assert len(set(scores)) == 1 and scores[0] > 0.0
+    for hole in (None, pd.NA, np.nan, pd.NaT):
+        labels = [hole, *forms[0][1:]]
+        with pytest.raises(ValueError, match="1 of 300 labels are missing"):
+            model.score(ROWS, labels)
+    if name in OF_NUMBERS:
+        assert model.score(ROWS, SOME * 9.0) < 1.0  # public labels of another range
+
+
+@pytest.mark.parametrize("word", ["", "nan", "<NA>"])
+def test_texts_that_stand_for_a_missing_label_are_counted_as_missing(word: str) -> None:
+    """NumPy makes texts of the missing entries of a list."""
+    labels = np.array([word, *of(["a", "b", "c"])[1:]]).astype(str)
+    with pytest.raises(ValueError, match="1 of 300 labels are missing"):
+        Classes(["a", "b", "c"]).encode(labels)
+    assert Classes(["a", "b", "c", word]).encode(labels)[0] == 3
+
+
+NAMES, BACKWARDS = ["a", "b", "c"], ["c", "b", "a"]
+
+
+def named(classes: Any = NAMES, **settings: Any) -> Any:
+    return ldp.PrivateRidge(50.0, classes=classes, **SETTINGS, **settings)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "voting": lambda head: VotingClassifier([("a", head), ("b", head)]),
+    "soft voting": lambda head: VotingClassifier([("a", head)], voting="soft"),
+    "stacking": lambda head: StackingClassifier([("a", head)], cv=2),
+    "calibrated": lambda head: CalibratedClassifierCV(head, cv=2),
+    "bagging": lambda head: BaggingClassifier(head, n_estimators=2),
+    "pipeline": lambda head: make_pipeline(StandardScaler(), head),
+    "search": lambda head: GridSearchCV(head, {"penalty": [1.0]}, cv=2),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrappers_of_scikit_learn_take_names_of_classes(wrapper: str) -> None:
+    """In any order: some of them sort the names, and give the places as labels."""
+    for classes in (NAMES, BACKWARDS):
+        labels = of(NAMES).astype(str)
+        fitted = WRAPPERS[wrapper](named(classes)).fit(ROWS, labels)
+        assert np.mean(fitted.predict(ROWS) == labels) > 0.6
+        assert fitted.score(ROWS, labels) > 0.6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_probabilities_of_a_cross_validation_are_in_the_order_of_sorted_names() -> None:
+    labels = of(NAMES).astype(str)
+    for classes, method in itertools.product(
+        (NAMES, BACKWARDS), ("predict_proba", "decision_function")
+    ):
+        rows = cross_val_predict(named(classes), ROWS, labels, cv=2, method=method)
+        assert np.mean(np.array(NAMES)[rows.argmax(axis=1)] == labels) > 0.6
+
+
+def test_codes_of_named_classes_are_taken_with_a_warning() -> None:
+    """By heads, and by the front door; numbers among the names could mean either."""
+    settings = {"classes": NAMES, "budget_for_evaluation": 9.0, **SETTINGS}
+    for model in (named(), ldp.PrivateClassifier(50.0, **settings)):
+        with pytest.warns(UserWarning, match=r"whole numbers. They are taken as codes 0..2"):
+            model.fit(ROWS, SOME)
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert set(model.predict(ROWS)) == {0, 1, 2} and model.score(ROWS, SOME) > 0.6
+    with pytest.raises(ValueError, match=r"not among the 3 classes.*give num_classes=3"):
+        named([1, 2, 3]).fit(ROWS, SOME)
+    with pytest.raises(ValueError, match=r"got 300 whole numbers. Give .* or Classes\(3\)"):
+        ldp.PrivateLabels(SOME, Classes(NAMES), budget=ldp.PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match=r"class_weight for the classes \[0, 1, 2\], got \['b'\]"):
+        named(class_weight={"b": 2.0}).fit(ROWS, SOME)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_against_the_rest_takes_a_head_of_two_classes() -> None:
+    labels = of(NAMES).astype(str)
+    head = ldp.PrivateRidge(50.0, num_classes=2, **SETTINGS)
+    assert OneVsRestClassifier(head).fit(ROWS, labels).score(ROWS, labels) > 0.6
+
+
+def test_classes_that_are_not_sorted_warn_in_a_tool_of_scikit_learn() -> None:
+    """Its scorers would give the AUC of the other class."""
+    labels = np.where(SOME == 0, "yes", "no")
+    search = GridSearchCV(named(["yes", "no"]), {"penalty": [1.0]}, cv=2, scoring="roc_auc")
+    with pytest.warns(UserWarning, match="expected sorted classes in a tool of scikit-learn"):
+        search.fit(ROWS, labels)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "expected sorted")
+        warnings.filterwarnings("ignore", "this is fit number")
+        named(["yes", "no"]).fit(ROWS, labels)
+        search.set_params(estimator=named(["no", "yes"])).fit(ROWS, labels)
+        GridSearchCV(named(["no", 1]), {"penalty": [1.0]}, cv=2)

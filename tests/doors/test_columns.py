@@ -17,11 +17,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from scipy import sparse
 from sklearn.base import clone
 
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.features import RandomFourierFeatures, find_clusters, to_inputs
+from tf_labeldp.features import RandomFourierFeatures, TableCodes, find_clusters, to_inputs
 from tf_labeldp.heads import PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.plugins import Clusters, open_for_training
@@ -355,7 +356,7 @@ def boosting(x: Any) -> Any:
 
 
 def fourier(x: Any) -> Any:
-    return RandomFourierFeatures(32, random_state=0).fit(x).transform(x)
+    return RandomFourierFeatures(32, seed=0).fit(x).transform(x)
 
 
 def head(x: Any) -> Any:
@@ -408,3 +409,114 @@ def test_a_masked_feature_is_missing_as_nan_is(door: Callable[[Any], Any]) -> No
     # A mask that hides nothing changes nothing, and integers stay integers.
     whole = outcome(door, np.ma.array(X, mask=False))
     np.testing.assert_array_equal(whole, outcome(door, X))
+
+
+def weighted(x: Any) -> Any:
+    """Weights in a list, next to rows in any container."""
+    noisy = ldp.PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), insecure_seed=0)
+    drawn = noisy.randomize(ldp.RandomizedResponse(1.0, 2))
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    weights = np.linspace(0.0, 1.0, 400).tolist()
+    ldp.fit(model, x, drawn, sample_weight=weights, batch_size=400, verbose=0)
+    return model.get_weights()[0]
+
+
+DENSE: dict[str, Callable[[np.ndarray], Any]] = {
+    "a list of lists": lambda x: x.tolist(),
+    "a tuple of tuples": lambda x: tuple(map(tuple, x.tolist())),
+    "a list of arrays": list,
+    "objects that are arrays": lambda x: np.fromiter(list(x), object, len(x)),
+    "a column of lists": lambda x: pd.Series(x.tolist()),
+    "a column of arrays": lambda x: pd.Series(list(x)),
+    "a tensor": tf.constant,
+}
+SPARSE: dict[str, Callable[[np.ndarray], Any]] = {
+    "CSR": sparse.csr_matrix,
+    "COO": sparse.coo_array,
+    "a sparse tensor": tf.sparse.from_dense,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("door", [head, fourier, batches, trained, weighted, as_dataset])
+def test_rows_are_the_same_in_every_container(door: Callable[[Any], Any]) -> None:
+    expected = door(X)
+    others = {} if door is batches else SPARSE  # which have no features in memory
+    for name, make in (DENSE | others).items():
+        np.testing.assert_allclose(door(make(X)), expected, atol=1e-3, err_msg=name)
+
+
+RAGGED = [list(range(1 + row % 3)) for row in range(400)]
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "a list": (RAGGED, "expected rows of one length, got rows of 1 to 3 entries. Pad"),
+    "arrays": ([np.array(row) for row in RAGGED], "got rows of 1 to 3 entries. Pad"),
+    "objects": (np.fromiter(RAGGED, object, 400), "got rows of 1 to 3 entries. Pad"),
+    "a ragged tensor": (tf.ragged.constant(RAGGED), "got a RaggedTensor. Pad"),
+    "a generator": ((row for row in X), "read more than once, got a generator. Give an array"),
+    "a map": (map(list, X), "read more than once, got a map. Give an array"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_ragged_rows_and_iterators_are_refused_with_advice(name: str) -> None:
+    rows, words = UNREADABLE[name]
+    for door in (front_door, boosting, head, fourier, batches, trained, as_dataset):
+        with pytest.raises((TypeError, ValueError), match=words):
+            door(rows)
+
+
+def test_numbers_next_to_texts_stay_numbers_in_a_list_of_rows() -> None:
+    rows = [[20.5 + row % 40, "nurse" if row % 2 else "smith"] for row in range(60)]
+    codes = TableCodes().fit(rows)
+    assert codes.categorical_.tolist() == [False, True]
+    assert codes.transform(rows)[:, 0].tolist() == [20.5 + row % 40 for row in range(60)]
+
+
+def test_inputs_of_a_model_in_a_list_are_not_rows() -> None:
+    labels = ldp.PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), insecure_seed=0)
+    noisy = labels.randomize(ldp.RandomizedResponse(1.0, 2))
+    inputs = [keras.Input((2,), name="first"), keras.Input((2,), name="second")]
+    outputs = keras.layers.Dense(2)(keras.layers.Concatenate()(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    ldp.fit(model, [X[:, :2], X[:, 2:]], noisy, verbose=0)
+    with pytest.raises(TypeError, match="expected arrays of numbers, or of texts, got a list"):
+        noisy.to_dataset([{"age": row} for row in range(400)])
+
+
+NAMES: dict[str, list[Any]] = {
+    "MultiIndex": [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")],
+    "numbers": [7, 8, 9, 10],
+    "dates": list(pd.date_range("2024-01-01", periods=4)),
+    "mixed": ["a", 1, None, ("b", 2)],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("names", NAMES)
+def test_names_of_columns_that_are_no_texts_are_used_as_texts(names: str) -> None:
+    frame = pd.DataFrame(X, columns=NAMES[names])
+    texts = list(map(str, frame.columns))
+    door = ldp.PrivateClassifier(5.0, 1e-5, num_classes=2, method="head", insecure_seed=0)
+    model = door.fit(frame, Y)
+    assert model.feature_names_in_.tolist() == texts
+    expected = model.predict_proba(frame)
+    # Columns are found by name, or refused in another order.
+    backwards = frame[frame.columns[::-1]]
+    np.testing.assert_array_equal(model.predict_proba(backwards), expected)
+    np.testing.assert_array_equal(model.predict_proba(dict(zip(texts, X.T, strict=True))), expected)
+    exported = model.to_keras()
+    found = exported.predict(to_inputs(frame, exported), verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    one = PrivateLogisticRegression(5.0, 1e-5, num_classes=2, insecure_seed=0).fit(frame, Y)
+    with pytest.raises(ValueError, match="in another order than in fit"):
+        one.predict(backwards)
+
+
+def test_names_of_columns_that_are_equal_as_texts_are_refused() -> None:
+    for names in ([("a", 1), "('a', 1)"], [1, "1"], [None, "None"]):
+        with pytest.raises(ValueError, match=r"names that differ as text.*Rename one"):
+            TableCodes().fit({name: X[:, 0] for name in names})

@@ -279,8 +279,11 @@ def class_codes(column: Any, kind: Classes) -> np.ndarray:
     advice = f"not in 0..{num_classes - 1}; raise --num-classes or renumber the classes"
     if names:
         advice = f"none of the {num_classes} --classes; add what is missing or check the spelling"
-        column = pc.index_in(column, value_set=pa.array(names, pa.string()))
-        column = column.fill_null(-1).cast(pa.int64())
+        values = pa.array(names, pa.string())
+        if set(pc.utf8_lower(values).to_pylist()) == {"false", "true"}:
+            # Booleans are written in several ways: False, false, FALSE.
+            values, column = pc.utf8_lower(values), pc.utf8_lower(column)
+        column = pc.index_in(column, value_set=values).fill_null(-1).cast(pa.int64())
     labels = _tables.to_numpy(column)
     if wrong := np.count_nonzero((labels < 0) | (labels >= num_classes)):
         if names and wrong == labels.size:

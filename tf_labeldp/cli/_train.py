@@ -215,11 +215,10 @@ def _labels(column: Any, forms: TableForms, args: argparse.Namespace) -> np.ndar
             f"--label {args.label}: some cells are not "
             + ("whole numbers; give --classes for names" if args.num_classes else "numbers")
         ) from None
-    labels: np.ndarray = column.to_numpy(zero_copy_only=False)
     if args.low is None:
-        _label_columns.class_codes(column, Classes(args.classes or args.num_classes))
-        return labels
-    return _label_columns.checked_numbers(labels, args)
+        classes = Classes(args.classes or args.num_classes)
+        return classes.decode(_label_columns.class_codes(column, classes))
+    return _label_columns.checked_numbers(column.to_numpy(zero_copy_only=False), args)
 
 
 def images_of(table: Any, args: argparse.Namespace) -> np.ndarray:

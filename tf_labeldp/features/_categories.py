@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_labeldp.features.tables import MISSING_INTEGER, MISSING_WORDS, as_categories
+from tf_labeldp._columns import Column
+from tf_labeldp.features.tables import MISSING_INTEGER, as_categories
 
 _Self = TypeVar("_Self", bound="Categories")
 
@@ -111,7 +112,8 @@ class Categories:
 
             places = keras.layers.Hashing(1)(inputs)
         is_number = self.input_dtype == "int64"
-        is_missing = self._lookup([MISSING_INTEGER] if is_number else MISSING_WORDS)(inputs) > 0
+        missing = [MISSING_INTEGER] if is_number else Column.MISSING_WORDS
+        is_missing = self._lookup(missing)(inputs) > 0
         return ops.where(is_missing, self.missing_place, places)
 
     def _lookup(self, words: Sequence[Any]) -> Any:

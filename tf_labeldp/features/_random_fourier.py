@@ -17,7 +17,6 @@ from tf_labeldp.features.estimator import FeatureMap, columns_model, note_releas
 from tf_labeldp.features.reader import (
     FeatureRows,
     categorical_columns,
-    columns_to_fit,
     hashed_columns,
 )
 from tf_labeldp.features.tables import as_numbers
@@ -127,7 +126,7 @@ class RandomFourierFeatures(FeatureMap):
         self._check_arguments()
         public = public_input(X)
         rows, self.receipts_ = FeatureRows(self._checked_inputs(public.value)), public.receipts
-        columns = columns_to_fit(rows)
+        columns = rows.table()
         self._remember_columns(rows.columns, len(columns))
         size = len(next(iter(columns.values())))
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)

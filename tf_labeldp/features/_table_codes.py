@@ -16,7 +16,6 @@ from tf_labeldp.features.estimator import FeatureMap, columns_model, note_releas
 from tf_labeldp.features.reader import (
     FeatureRows,
     categorical_columns,
-    columns_to_fit,
     hashed_columns,
 )
 from tf_labeldp.features.tables import as_numbers
@@ -86,7 +85,7 @@ class TableCodes(FeatureMap):
         _validate.integer_at_least("most_categories", self.most_categories, 2)
         public = public_input(X)
         rows, self.receipts_ = self._rows(public.value), public.receipts
-        columns = columns_to_fit(rows)
+        columns = rows.table()
         self._remember_columns(rows.columns, len(columns))
         chosen = categorical_columns(columns, self.categorical)
         self.columns_ = tuple(

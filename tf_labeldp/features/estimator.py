@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Setting, public_input
 from tf_labeldp.accounting.provenance import Weights
@@ -114,7 +115,7 @@ class Estimator(BaseEstimator):
         if is_list and all(isinstance(row, str) for row in X):
             return list(X)  # texts, which an encoder gets as a list
         if isinstance(X, list):
-            X = np.asarray(X)
+            X = Column.stacked_rows(X)
         if isinstance(X, ArrayConvertible) and not isinstance(X, Sized):
             X = np.asarray(X)
         is_array = isinstance(X, np.ndarray) and X.dtype.names is None and X.ndim <= 2

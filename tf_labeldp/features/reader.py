@@ -40,6 +40,7 @@ from tf_labeldp.features.tables import (
     symbolic_inputs,
     text_error,
     to_inputs,
+    with_text_names,
 )
 
 _BLOCK_BYTES = 1 << 26
@@ -131,6 +132,9 @@ class FeatureRows:
             as_table(self.raw_inputs),
             check_encoder(PublicInput.bare(encoder)),
         )
+        if self._encoder is None or FeatureMap.is_own(self._encoder):
+            # An encoder of another library gets its own columns.
+            self._inputs = with_text_names(self._inputs)
         self.is_encoded = self._encoder is not None
         self.is_dataset = isinstance(self._inputs, Dataset)
         self._flatten, self._max_bytes = flatten, max_bytes
@@ -186,8 +190,14 @@ class FeatureRows:
         return math.prod(shape[1:]) if len(shape) > 1 else otherwise
 
     def arrays(self) -> Any:
-        """Returns the raw inputs as arrays, in their dicts and tuples."""
-        return map_parts(np.asarray, self._inputs)
+        """Returns the raw inputs as arrays, in their dicts and tuples; sparse ones become dense."""
+
+        def whole(part: Any) -> np.ndarray:
+            if sparse.issparse(part):
+                check_columns_of_sparse(part)
+            return dense(part)
+
+        return map_parts(whole, self._inputs)
 
     def raw(self, places: Setting[np.ndarray]) -> Any:
         """Returns rows of the raw inputs in their own type, by their numbers."""
@@ -314,11 +324,15 @@ class FeatureRows:
         if self.is_encoded:
             return self.array()
         is_table = isinstance(self._inputs, Frame) or is_structured(self._inputs)
+        inputs = symbolic_inputs(model)
+        takes_several = isinstance(inputs, (Mapping, list, tuple))
+        if isinstance(self._inputs, list) and inputs is not None and not takes_several:
+            return Column.stacked_rows(self._inputs)  # rows, not the inputs of a model
+        if not is_table and not isinstance(self._inputs, Mapping):
+            return self._inputs
         if self._inputs is self.raw_inputs and not is_table:
             return self.raw_inputs
-        expected = symbolic_inputs(model)
-        is_single = expected is not None and not isinstance(expected, (Mapping, list, tuple))
-        if expected is not None and not (is_single and expected.dtype != "string"):
+        if inputs is not None and (takes_several or inputs.dtype == "string"):
             return to_inputs(self._inputs, model)
         columns = self.table()
         rows = as_matrix(columns)
@@ -498,17 +512,6 @@ def check_columns_of_sparse(matrix: Any) -> None:
         )
 
 
-def columns_to_fit(rows: FeatureRows) -> dict[Any, np.ndarray]:
-    """Returns the columns of a table; raises unless their names differ as text."""
-    columns = rows.table()
-    if len({str(name) for name in columns}) < len(columns):
-        raise ValueError(
-            "expected column names that differ as text, got two that are equal, such as 0 and "
-            "'0'. Rename one column."
-        )
-    return columns
-
-
 def hashed_columns(columns: Iterable[Any]) -> dict[Any, int]:
     """Returns the number of categories of each encoded column that is hashed, by name."""
     return {
@@ -524,7 +527,7 @@ def categorical_columns(
         return {name for name, values in table.items() if values.dtype.kind not in "biuf"}
     if isinstance(categorical, str):
         raise TypeError("categorical must be a list of names, got one text. Use [name].")
-    chosen = set(categorical)
+    chosen = {name if name in table else str(name) for name in categorical}
     unknown = sorted(map(repr, chosen - set(table)))
     if unknown:
         raise ValueError(
@@ -572,11 +575,9 @@ def indexable(part: Any) -> Any:
         array = np.asarray(part)
         return array if array.dtype.kind in "biuf" else _side_by_side(_numeric_parts(part))
     if isinstance(part, (list, tuple)):
+        part = Column.stacked_rows(part)
+    elif isinstance(part, (Series, Tensor)):
         part = np.asarray(part)
-    elif isinstance(part, Series):
-        part = part.to_numpy()
-    elif isinstance(part, Tensor):
-        part = part.numpy()
     if not isinstance(part, IndexedSource) or isinstance(part, (str, bytes, np.generic)):
         raise TypeError(
             "features must be an array, a list of rows, a table of columns, a sparse matrix, a "

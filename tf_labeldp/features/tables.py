@@ -11,13 +11,12 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public, PublicInput
-from tf_labeldp.features._containers import ArrowTable, Frame, Typed
+from tf_labeldp.features._containers import ArrowTable, Frame, Tensor, Typed
 
-MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
-"""Texts that count as missing: the empty text, and missing values that were turned into text."""
 MISSING_INTEGER = -(2**63)
 """The smallest ``int64`` stands for a missing category of whole numbers."""
 _TEXTS_AND_MISSING = frozenset([str, type(None), float])
@@ -29,13 +28,19 @@ _MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
 def as_table(inputs: Any) -> Any:
     """Returns a table that is read by column: records become columns, a lazy frame is collected.
 
-    Masked entries of NumPy's arrays become missing ones.
+    Masked entries of NumPy's arrays become missing ones, and rows in lists an array.
     """
-    inputs = Column.unmasked(inputs)
+    inputs = Column.as_rows(Column.unmasked(inputs))
     if type(inputs).__name__ == "RecordBatch":
         import pyarrow  # type: ignore[import-untyped]
 
         return pyarrow.Table.from_batches([inputs])
+    if type(inputs).__name__ == "SparseTensor":
+        entries = np.asarray(inputs.values), np.asarray(inputs.indices).T
+        return sparse.coo_matrix(entries, np.asarray(inputs.dense_shape))
+    if isinstance(inputs, Tensor):
+        array = Column.array_of(inputs)
+        return inputs if array.dtype.kind == "O" else array  # Keras takes texts as tensors alone.
     if isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping):
         others = [row for row in inputs if not isinstance(row, Mapping)]
         if others:
@@ -46,6 +51,23 @@ def as_table(inputs: Any) -> Any:
         names = dict.fromkeys(name for row in inputs for name in row)
         return {name: Column.objects([row.get(name) for row in inputs]) for name in names}
     return inputs
+
+
+def with_text_names(table: Any) -> Any:
+    """Returns a result of ``as_table`` with texts as names, such as "('a', 'x')" for a tuple.
+
+    Numbers 0, 1, ... are places: pandas numbers the columns of an array so.
+    """
+    names = list(names_of(table) or ())
+    if names == list(range(len(names))) or all(isinstance(name, str) for name in names):
+        return table
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        raise ValueError(
+            "expected column names that differ as text, got two that are equal, such as 0 and "
+            "'0'. Rename one column."
+        )
+    return {text: table[name] for text, name in zip(texts, names, strict=True)}
 
 
 def is_structured(inputs: Any) -> bool:
@@ -79,10 +101,10 @@ def columns_of(table: Any) -> dict[Any, np.ndarray] | None:
 def column_values(name: Any, column: Any) -> np.ndarray:
     """Returns a column (n,) as numbers, NaN where missing, or as texts, empty where missing.
 
-    Missing are None, NaN, NaT, pandas's NA and the ``MISSING_WORDS``. Dates, times and durations
-    become days, since 1970-01-01 UTC; times of day become hours; decimals become doubles. A column
-    of a category type is of texts, also if its categories are numbers, and so is a column of
-    numbers and texts.
+    Missing are None, NaN, NaT, pandas's NA and the ``Column.MISSING_WORDS``. Dates, times and
+    durations become days, since 1970-01-01 UTC; times of day become hours; decimals become doubles.
+    A column of a category type is of texts, also if its categories are numbers, and so is a column
+    of numbers and texts.
     """
     dtype = str(column.dtype) if isinstance(column, Typed) else ""
     of_pandas = dtype.startswith(("category", "dictionary"))
@@ -95,7 +117,7 @@ def column_values(name: Any, column: Any) -> np.ndarray:
         return array
     if kind in "Mm":
         return _days(array)
-    if kind == "U" and not np.isin(array, MISSING_WORDS).any():
+    if kind == "U" and not np.isin(array, Column.MISSING_WORDS).any():
         return array
     if kind not in "OU":
         raise TypeError(
@@ -297,16 +319,16 @@ def _texts(array: np.ndarray) -> np.ndarray | None:
     texts = array.astype(object)
     texts[(texts != texts) | np.equal(texts, np.array(None, object))] = ""
     words = set(texts.tolist())
-    if set(map(type, words)) != {str} or words.issubset(MISSING_WORDS):
+    if set(map(type, words)) != {str} or words.issubset(Column.MISSING_WORDS):
         return None
-    for word in words.intersection(MISSING_WORDS[1:]):
+    for word in words.intersection(Column.MISSING_WORDS[1:]):
         texts[texts == word] = ""
     return array if array.dtype.kind == "U" and "" not in words else texts
 
 
 def _is_missing(entry: Any) -> bool:
     if isinstance(entry, str):
-        return entry in MISSING_WORDS
+        return entry in Column.MISSING_WORDS
     if type(entry).__name__ in _MISSING_TYPES:
         return True
     return isinstance(entry, (float, np.floating, Decimal)) and entry != entry

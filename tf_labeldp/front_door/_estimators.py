@@ -160,6 +160,12 @@ class _Inputs:
         return len(self.labels)
 
     @property
+    def classes(self) -> dict[str, Any]:
+        """The arguments of a head that describe the classes."""
+        names = self.kind.names
+        return {"num_classes": self.kind.num_classes} if names is None else {"classes": names}
+
+    @property
     def has_vault(self) -> bool:
         return isinstance(self.labels, PrivateLabels)
 
@@ -302,7 +308,8 @@ class _FrontDoor(Head):
         features, network, class_weight, weights = public.value
         is_several = takes_several(network) and isinstance(features, (dict, list, tuple))
         if is_several:
-            features = tuple(features) if isinstance(features, list) else features
+            if not isinstance(features, dict):
+                features = tuple(map(np.asarray, features))  # one array per input, not rows
             features = FeatureRows(features).arrays()
         else:
             features = self._checked_inputs(features, encoder=self.encoder)
@@ -341,7 +348,7 @@ class _FrontDoor(Head):
 
     def _kind(self, labels: Any) -> LabelKind:
         has_vault = isinstance(labels, PrivateLabels)
-        kind = labels.kind if has_vault else LabelSource.kind_of(self)
+        kind = labels.kind if has_vault else LabelSource.kind_of(self, labels)
         _checks.run("kind", type(self).__name__, isinstance(self, PrivateRegressor), kind)
         return kind
 
@@ -651,8 +658,7 @@ class PrivateClassifier(_FrontDoor):
     def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
         return PrivateBoosting(
             inputs.epsilon,
-            num_classes=self.num_classes,
-            classes=self.classes,
+            **inputs.classes,
             class_weight=self.class_weight,
             key=self.key,
             insecure_seed=inputs.seed,
@@ -668,8 +674,7 @@ class PrivateClassifier(_FrontDoor):
         return head(
             inputs.epsilon,
             inputs.delta,
-            num_classes=self.num_classes,
-            classes=self.classes,
+            **inputs.classes,
             encoder=encoder,
             spread=_spread(inputs),
             class_weight=self.class_weight,

@@ -6,6 +6,7 @@ the number and the memory of the labels, never by their content.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -79,7 +80,7 @@ class LabelSource:
         self._is_array = not isinstance(labels, PrivateLabels)
         self._place = self.place_of(labels)
         if self._is_array:
-            self.kind = self.kind_of(head)
+            self.kind = self.kind_of(head, labels)
             self.refuse_worker_processes()
         else:
             self.kind = labels.kind
@@ -131,9 +132,39 @@ class LabelSource:
         return {name: getattr(head, name, None) for name in _KIND}
 
     @staticmethod
-    def kind_of(head: Any) -> LabelKind:
-        """Returns the kind of labels in an array that the arguments of a head describe."""
-        return LabelKind.of(**LabelSource.arguments_of(head))
+    def kind_of(head: Any, labels: np.ndarray | None = None) -> LabelKind:
+        """Returns the kind of labels in an array that the arguments of a head describe.
+
+        Wrappers of scikit-learn, such as ``VotingClassifier``, sort the class values and give
+        their places as labels. These are the classes then: the values may have another order.
+        """
+        described = LabelKind.of(**LabelSource.arguments_of(head))
+        kind = described if labels is None else described.of_array(labels)
+        if kind is not described:
+            number = len(described.names or ())
+            _validate.warn(
+                f"expected labels that are values of classes, got whole numbers. They are "
+                f"taken as codes 0..{number - 1}, as wrappers of scikit-learn encode labels, and "
+                f"codes are predicted. For OneVsRestClassifier give num_classes=2, not classes."
+            )
+        return kind
+
+    @staticmethod
+    def check_order_for_scikit_learn(head: Any) -> None:
+        """Warns of classes that are not sorted, in a tool of scikit-learn, which clones heads.
+
+        Its scorers of probabilities assume sorted ones: the AUC would be that of the other class.
+        """
+        classes = LabelSource.arguments_of(head)["classes"]
+        if classes is None:
+            return
+        with contextlib.suppress(TypeError):  # Values of mixed types have no order.
+            if sorted(classes) != list(classes):
+                _validate.warn(
+                    "expected sorted classes in a tool of scikit-learn, whose scorers of "
+                    f"probabilities (roc_auc, neg_log_loss) assume them, got {list(classes)[:10]}. "
+                    "Sort classes=, or score predicted classes."
+                )
 
     @classmethod
     def checked(cls, head: Any, labels: Any) -> Any:
@@ -145,6 +176,11 @@ class LabelSource:
         cls.refuse_missing(head, labels)
         if isinstance(labels, PrivateLabels) or cls.kind_of(head).num_labels:
             return labels
+        return cls.vector(labels)
+
+    @staticmethod
+    def vector(labels: Any) -> np.ndarray:
+        """Returns labels as an array; a column (n, 1) is a vector, with scikit-learn's warning."""
         array = Column.array_of(labels)
         if array.ndim == 2 and array.shape[1] == 1:
             return column_or_1d(array, warn=True)

@@ -14,7 +14,6 @@ import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _checks, _validate
@@ -42,12 +41,13 @@ from tf_labeldp.heads.design import Design, Fit, HeadTerms, Solution, Solver
 from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
 from tf_labeldp.heads.public_rows import PublicRows, ScaledRows, Scaling
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault import Classes, LabelKind, Numbers, PrivateLabels, Rows
 from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.model_history import ModelFacts, TrainedModel
 from tf_labeldp.vault.uses import NamedUse
 
+_AnyHead = TypeVar("_AnyHead", bound="Head")
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
 """Rows predicted at a time."""
@@ -103,20 +103,34 @@ class Head(Estimator, abc.ABC):
 
         Args:
             X: as in ``predict``.
-            y: public labels in the shape of the predictions.
+            y: public labels as in ``fit``, in any of its types; numbers may be of any range.
             sample_weight: weights (m,) of the examples; None for equal weights.
 
         Raises:
             TypeError: private labels, which a score would reveal.
-            ValueError: the labels have another shape.
+            ValueError: labels of another shape, missing ones, or others than the classes of
+                ``fit``.
         """
         if isinstance(y, PrivateLabels):
             raise TypeError(
                 "expected public labels, got a PrivateLabels: a score would reveal its labels. Use "
                 "labels.evaluate(predictions, metric, epsilon)."
             )
-        mixin = RegressorMixin if self._is_regressor() else ClassifierMixin
-        return float(mixin.score(self, X, y, sample_weight=sample_weight))
+        from sklearn.metrics import accuracy_score, r2_score
+
+        predictions = self.predict(X)
+        y, weights = PublicInput.bare(y), PublicInput.bare(sample_weight)
+        kind: LabelKind
+        if self._label_range is not None:
+            kind, y = Numbers(*self._label_range), LabelSource.vector(y)
+        elif self.classes_ is not None:
+            kind, y = Classes(self.classes_.tolist()), LabelSource.vector(y)
+        else:
+            kind = Rows(predictions.shape[1])
+        # Metrics of scikit-learn take few types of class values, and all codes.
+        metric = r2_score if self._is_regressor() else accuracy_score
+        found = kind.comparable(predictions)
+        return float(metric(kind.comparable(y), found, sample_weight=weights))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement on all releases in the head, its encoder's releases included.
@@ -171,6 +185,10 @@ class Head(Estimator, abc.ABC):
     def _is_regressor(self) -> bool:
         return self._label_range is not None
 
+    def __sklearn_clone__(self: _AnyHead) -> _AnyHead:
+        LabelSource.check_order_for_scikit_learn(self)
+        return super().__sklearn_clone__()
+
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, RegressorTags  # from 1.6 on, which asks for them
 
@@ -219,7 +237,8 @@ class OneReleaseHead(Head):
                 x or (x, y), which is read up to three times and must not be shuffled.
             y: a ``PrivateLabels``, which charges the release to its own budget; or an array of
                 classes or numbers (n,), or of zeros and ones (n, L), which is put into a vault with
-                the budget (epsilon, delta). None for a data set of pairs.
+                the budget (epsilon, delta). None for a data set of pairs. Whole numbers are codes
+                if no class value is a number: then the head has the codes as its classes.
             sample_weight: public weights (n,) of the examples, finite, at least zero; only their
                 ratios count. A weight multiplies the share of its example in the release, so the
                 noise grows with the largest weight over the mean.
@@ -236,7 +255,8 @@ class OneReleaseHead(Head):
 
         Warns:
             UserWarning: the release is indistinguishable from noise; delta is above 1/n; there was
-                an earlier fit on these rows; or an encoder was trained without receipts.
+                an earlier fit on these rows; an encoder was trained without receipts; or labels
+                are codes of classes with other values.
 
         Each call with an array of labels makes a new release. Fits of a process on the same rows
         (cross-validation, a search), on overlapping parts of one array, and on other arrays of as

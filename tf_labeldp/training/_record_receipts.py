@@ -194,7 +194,9 @@ def fit(
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
     raw = FeatureRows(x, encoder)
-    x = keras.tree.map_structure(np.asarray, raw.network_inputs(model))
+    x = raw.network_inputs(model)
+    is_list = isinstance(x, list)  # of several inputs
+    x = [FeatureRows(part).arrays() for part in x] if is_list else FeatureRows(x).arrays()
     inspected = InspectedModel(model)
     inspected.check_features_fit(x)
     _checks.run("labels", len(labels))
@@ -207,6 +209,7 @@ def fit(
             f"{type(labels.mechanism).__name__}. Give targets='posterior', or the loss "
             "ForwardCorrectedLoss."
         )
+    weights = Column.weights(weights, None, np.float32)
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
     rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 
@@ -215,7 +218,7 @@ def fit(
     x = keras.tree.map_structure(lambda part: _as_taken(part[rows]), x)
     inspected.check_missing(x)
     if weights is not None:
-        settings["sample_weight"] = Column.weights(np.asarray(weights)[rows], len(y), np.float32)
+        settings["sample_weight"] = weights[rows]
     if (class_weight := settings.pop("class_weight", None)) is not None:
         y, of_classes = _weighted(labels, targets, y, class_weight)
         settings["sample_weight"] = of_classes * settings.get("sample_weight", 1.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _checks
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Receipt
 
@@ -71,7 +72,8 @@ class DrawnRows:
         """
         import tensorflow as tf
 
-        features = Column.unmasked(features)
+        _checks.run("inputs", features)
+        kind, features = type(features).__name__, _arrays(Column.unmasked(features))
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
@@ -83,10 +85,12 @@ class DrawnRows:
         if self.receipts and self.indices.size < self.vault_size <= number:
             self.check_of_vault(number)
         chosen = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
-        if any(leaf.dtype.kind == "O" and leaf.ndim > 1 for leaf in tf.nest.flatten(chosen)):
+        objects = [leaf for leaf in tf.nest.flatten(chosen) if leaf.dtype.kind == "O"]
+        if any(leaf.ndim > 1 or not set(map(type, leaf)) <= {str, bytes} for leaf in objects):
             raise TypeError(
-                f"expected arrays, got a {type(features).__name__} with columns of several types. "
-                "Give tf_labeldp.features.to_inputs(table, model), or the features of a map."
+                f"expected arrays of numbers, or of texts, got a {kind} of "
+                "several types. Give tf_labeldp.features.to_inputs(table, model), or a map's "
+                "features."
             )
         return chosen
 
@@ -108,6 +112,25 @@ class DrawnRows:
                 "order, so x may have either. Draw with rising indices, or train on "
                 "labels.to_dataset(x), where x has the order of the examples."
             )
+
+
+def _arrays(features: Any) -> Any:
+    """Returns features with an array for each list of rows and sparse matrix."""
+    features = Column.as_rows(features)
+    if isinstance(features, Mapping):
+        return {name: _arrays(part) for name, part in features.items()}
+    if isinstance(features, tuple):
+        parts = map(_arrays, features)
+        return tuple(parts) if type(features) is tuple else type(features)(*parts)
+    if isinstance(features, list):
+        return Column.stacked_rows(features)
+    if type(features).__module__.startswith("scipy.sparse"):
+        return features.toarray()
+    if type(features).__name__ == "SparseTensor":
+        import tensorflow as tf
+
+        return tf.sparse.to_dense(features).numpy()
+    return features
 
 
 def charged_examples(receipts: tuple[Receipt, ...], kind: str = "") -> np.ndarray:

@@ -138,6 +138,19 @@ class LabelKind(abc.ABC):
         """Returns the labels of these codes."""
         return np.asarray(codes)
 
+    def comparable(self, labels: Public[Any]) -> np.ndarray:
+        """Returns public labels or predictions as ``encode`` does; numbers may be of any range."""
+        return self.encode(labels)
+
+    @_validate.clears_frames
+    def of_array(self, labels: Private[np.ndarray]) -> LabelKind:
+        """Returns the kind of an array of labels, by its type alone.
+
+        Whole numbers are codes if no class value is a number: then the codes are the classes.
+        """
+        del labels
+        return self
+
     def check_order(self, model: Setting[Any]) -> None:
         """Raises for a model with these classes in another order, as scikit-learn sorts them."""
         columns = classes_of_model(model)
@@ -326,6 +339,9 @@ class Numbers(LabelKind):
             return np.clip(_validate.real_vector("labels", array), self.low, self.high)
         return _validate.numbers_in_range("labels", array, self.low, self.high)
 
+    def comparable(self, labels: Public[Any]) -> np.ndarray:
+        return _validate.real_vector("labels", _numbers(labels))
+
     def describe(self) -> str:
         return f"numbers in [{self.low:g}, {self.high:g}]"
 
@@ -418,7 +434,7 @@ class Classes(LabelKind):
             )
         if isinstance(classes, Iterable):
             # A store has a digest of the names' repr, which differs between NumPy and Python.
-            names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)
+            names = tuple(_moments(n).item() if isinstance(n, np.generic) else n for n in classes)
             number = len(names)
             if len(set(names)) != number:
                 raise ValueError("classes has a repeated value. Give each class once.")
@@ -443,6 +459,16 @@ class Classes(LabelKind):
     @property
     def weighted_classes(self) -> tuple[Hashable, ...]:
         return self.classes
+
+    @property
+    def has_free_codes(self) -> bool:
+        """Whether no class value is a number, so that 0..K-1 can mean codes alone."""
+        return not _have_numbers(self.classes)
+
+    @_validate.clears_frames
+    def of_array(self, labels: Private[np.ndarray]) -> LabelKind:
+        are_codes = self.has_free_codes and labels.dtype.kind in "iu"
+        return Classes(self.num_classes) if are_codes else self
 
     @property
     def class_values(self) -> np.ndarray:
@@ -477,27 +503,51 @@ class Classes(LabelKind):
     def _codes_of_names(self, labels: Column) -> np.ndarray:
         array = labels.values
         if array.ndim != 1:
-            raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
+            raise ValueError(
+                f"labels must have shape (n,), got shape {array.shape}. Give one column, such as "
+                "table['y'] or labels[:, 0]; for one-hot rows, Classes(K) and their np.argmax."
+            )
         lookup = _lookup(self.classes)
         if array.dtype.kind == "O":  # objects may not be sortable
             codes = np.fromiter((lookup.get(_moment(v), -1) for v in array), np.int64, array.size)
         else:
             values, inverse = np.unique(_moments(array), return_inverse=True)
-            codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
+            found = [lookup.get(_moment(value), -1) for value in values.tolist()]
+            codes = np.array(found, np.int64)[inverse]
         is_unknown = codes < 0
-        Column(array, labels.missing & is_unknown).complete("labels")
-        if unknown := int(np.count_nonzero(is_unknown)):
-            raise ValueError(
-                f"{unknown} of {array.size} labels are not among the {self.num_classes} classes. "
-                "Add the missing classes to classes=, check the type and spelling of the labels, "
-                "or give low= and high= for continuous labels."
-            )
+        missing = labels.missing & is_unknown
+        unknown = array[is_unknown].tolist()
+        are_words = (isinstance(v, str) and v in Column.MISSING_WORDS for v in unknown)
+        missing[is_unknown] |= np.fromiter(are_words, bool, len(unknown))
+        Column(array, missing).complete("labels")
+        if unknown:
+            raise self._unknown_labels(len(unknown), array)
         return codes
 
     def codes_of_names(self, labels: Setting[Any]) -> np.ndarray | None:
         if self.names is None or Column.array_of(labels).dtype.kind not in "OUS":
             return None
         return self.encode(labels)
+
+    def _unknown_labels(self, number: int, array: np.ndarray) -> ValueError:
+        """Returns the error for a number of labels that are no classes; shows none of them."""
+        classes = self.num_classes
+        if self.of_array(array) is not self:
+            return ValueError(
+                f"expected labels that are class values, got {array.size} whole numbers. Give the "
+                f"class values, or Classes({classes}) for codes 0..{classes - 1}."
+            )
+        advice = ""
+        if array.dtype.kind in "iu":
+            advice = (
+                " Where scikit-learn encodes labels, as VotingClassifier does, give "
+                f"num_classes={classes} in place of classes=."
+            )
+        return ValueError(
+            f"{number} of {array.size} labels are not among the {classes} classes. Add the missing "
+            "classes to classes=, check the type and spelling of the labels, or give low= and "
+            f"high= for continuous labels.{advice}"
+        )
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
@@ -697,6 +747,10 @@ def _whole_numbers(labels: Any) -> np.ndarray:
     return array
 
 
+def _have_numbers(classes: Sequence[Hashable]) -> bool:
+    return any(isinstance(value, numbers.Number) for value in classes)
+
+
 def class_table(
     class_weight: Any, classes: Sequence[Hashable] | None, *, interval: str = "[0, 1e38]"
 ) -> np.ndarray:
@@ -716,8 +770,7 @@ def class_table(
     if classes is None:
         return np.ones(0)
     places = {value: code for code, value in enumerate(classes)}
-    are_numbers = any(isinstance(value, numbers.Number) for value in classes)
-    codes = {} if are_numbers else {code: code for code in places.values()}
+    codes = {} if _have_numbers(classes) else {code: code for code in places.values()}
     unknown = [key for key in class_weight if key not in places and key not in codes]
     if unknown:
         raise ValueError(
@@ -841,13 +894,17 @@ def _lookup(classes: Sequence[Hashable]) -> dict[Hashable, int]:
     return lookup
 
 
-def _moments(array: np.ndarray) -> np.ndarray:
-    """Returns times in a unit that Python has; other arrays unchanged."""
-    return array.astype("M8[us]") if array.dtype.kind == "M" else array
+def _moments(values: Any) -> Any:
+    """Returns times and durations of NumPy in a unit that Python has; others unchanged."""
+    kind = values.dtype.kind
+    return values.astype(f"{kind}8[us]") if kind in "mM" else values
 
 
 def _moment(value: Any) -> Any:
-    """Returns a date as its first moment, as which arrays of NumPy hold it; others unchanged."""
+    """Returns a value as the key of a lookup: a date as its first moment, as NumPy has it.
+
+    Each NaN is the same one, which does not equal itself.
+    """
     if type(value) is datetime.date:
         return datetime.datetime(value.year, value.month, value.day)
-    return value
+    return np.nan if isinstance(value, float) and value != value else value
