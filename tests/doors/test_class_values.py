@@ -396,3 +396,40 @@ def test_classes_that_are_not_sorted_warn_in_a_tool_of_scikit_learn() -> None:
         named(["yes", "no"]).fit(ROWS, labels)
         search.set_params(estimator=named(["no", "yes"])).fit(ROWS, labels)
         GridSearchCV(named(["no", 1]), {"penalty": [1.0]}, cv=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_private_model_evaluates_the_labels_that_it_is_trained_on() -> None:
+    """Codes in any type, and rows in a list; names are refused before the charge."""
+    keras.utils.set_random_seed(0)
+    model = ldp.LabelDPModel.from_model(network())
+    optimizer = ldp.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, noise_multiplier=20.0)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    expected = model.evaluate(ROWS, SOME, verbose=0)
+    for labels in (of([0, 1, 2]), SOME.tolist(), pd.Series(SOME, dtype="Int64"), pl.Series(SOME)):
+        assert model.evaluate(ROWS, labels, verbose=0) == pytest.approx(expected)
+        assert model.evaluate(x=ROWS, y=labels, verbose=0) == pytest.approx(expected)
+    names = of(NAMES).astype(str)
+    for refused in (model.evaluate, model.fit):
+        with pytest.raises(TypeError, match=r"that are numbers, got dtype <U1. Give codes"):
+            refused(ROWS, names, verbose=0)
+    with pytest.raises(ValueError, match="1 of 300 labels are missing"):
+        model.evaluate(ROWS, [None, *SOME[1:].tolist()], verbose=0)
+    assert model.optimizer.iterations == 0
+    model.fit(ROWS.tolist(), SOME, verbose=0)
+
+
+def test_texts_of_digits_are_no_codes() -> None:
+    """The number 1 is the class "1", or the second one."""
+    digits = ["1", "2", "3"]
+    labels = ldp.PrivateLabels(of(digits), Classes(digits), budget=ldp.PrivacyBudget(50.0))
+    for right in (SOME + 1, (SOME + 1).astype(str)):
+        assert labels.evaluate(right, "accuracy", 9.0).value == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(ValueError, match="may be both: 1 is a class value"):
+        labels.evaluate(np.ones(300, int), "accuracy", 9.0)
+    with pytest.raises(ValueError, match="300 of 300 labels are not among the 3 classes"):
+        named(digits).fit(ROWS, SOME)
+    with pytest.raises(ValueError, match=r"class_weight for the classes \['1', '2', '3'\]"):
+        named(digits, class_weight={1: 2.0}).fit(ROWS, of(digits))
+    in_arrow = named(pa.array(NAMES)).fit(ROWS, pa.array(of(NAMES)))
+    assert in_arrow.classes_.tolist() == NAMES

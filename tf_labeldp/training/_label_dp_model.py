@@ -26,7 +26,7 @@ from tf_labeldp.training._gaussian_noise import GaussianNoise
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import ChecksEpochs, Spending
-from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
+from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan, codes_by_output
 from tf_labeldp.vault import PrivateLabels, declare
 from tf_labeldp.vault.model_history import TrainedModel
 
@@ -374,7 +374,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def evaluate(
         self, *args: Public[Any], **settings: Public[Any]
     ) -> float | list[float] | dict[str, float]:
-        """Returns loss and metrics on public labels; see ``keras.Model``."""
+        """Returns loss and metrics on public labels, typed as in ``fit``; see ``keras.Model``."""
+        if len(args) > 1 and args[1] is not None:
+            args = (args[0], codes_by_output(args[1]), *args[2:])
+        if settings.get("y") is not None:
+            settings["y"] = codes_by_output(settings["y"])
         withholding, self._withholding = self._withholding, False
         try:
             return super().evaluate(*args, **settings)

@@ -19,6 +19,7 @@ from tf_labeldp.data.batches import (
     PoissonBatches,
     open_for_training,
 )
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.vault import PrivateLabels
@@ -272,6 +273,27 @@ class PoissonPlan(TrainingPlan):
         return dataset, {"steps_per_epoch": self.batches.steps}
 
 
+def codes_of(labels: Any) -> np.ndarray:
+    """Returns the labels of one output as numbers, which are codes where they are classes."""
+    array = Column.of(labels).numbers("labels")
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"expected labels that are numbers, got dtype {array.dtype}. Give codes, as "
+            "Classes([...]).encode(labels) returns them."
+        )
+    return array
+
+
+def codes_by_output(labels: Any) -> Any:
+    """Returns the labels of one output or, in a dict, list or tuple of arrays, of several."""
+    if isinstance(labels, dict):
+        return {name: codes_of(part) for name, part in labels.items()}
+    is_several = isinstance(labels, (list, tuple))
+    if is_several and any(isinstance(part, np.ndarray) for part in labels):
+        return type(labels)(map(codes_of, labels))
+    return codes_of(labels)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayPlan(TrainingPlan):
     """Steps on arrays, in which every example is used once per epoch.
@@ -302,12 +324,14 @@ class ArrayPlan(TrainingPlan):
         x, weights, class_weight = public.value
         if class_weight is not None:
             class_table(class_weight, None)
-        x = tf.nest.map_structure(np.asarray, x)
+        x = FeatureRows(x).network_inputs()
+        is_list = isinstance(x, list)  # of several inputs
+        x = [FeatureRows(part).arrays() for part in x] if is_list else FeatureRows(x).arrays()
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
         if isinstance(y, list):
             by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)
             y = tuple(y) if by_output else Column.of(y).complete("labels")
-        y = tf.nest.map_structure(lambda part: Column.of(part).complete("labels"), y)
+        y = tf.nest.map_structure(codes_of, y)
         weights = Column.weights(weights, n, np.float32)
         arrays = x, y, np.ones(n, np.float32) if weights is None else weights
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]

@@ -432,6 +432,8 @@ class Classes(LabelKind):
                 "classes must be a list of the class values in the order of their codes, got "
                 f"{type(classes).__name__}. Use a list."
             )
+        if type(classes).__module__.startswith("pyarrow"):
+            classes = classes.to_pylist()  # type: ignore[union-attr]
         if isinstance(classes, Iterable):
             # A store has a digest of the names' repr, which differs between NumPy and Python.
             names = tuple(_moments(n).item() if isinstance(n, np.generic) else n for n in classes)
@@ -748,7 +750,11 @@ def _whole_numbers(labels: Any) -> np.ndarray:
 
 
 def _have_numbers(classes: Sequence[Hashable]) -> bool:
-    return any(isinstance(value, numbers.Number) for value in classes)
+    """Returns whether a class value is a number, or a text of digits, which could mean one."""
+    return any(
+        value.strip().isdecimal() if isinstance(value, str) else isinstance(value, numbers.Number)
+        for value in classes
+    )
 
 
 def class_table(
@@ -820,9 +826,13 @@ class _ClassColumns:
         return list(dict.fromkeys(itertools.chain(*self.cells)))
 
     def by_value(self) -> dict[Any, int] | None:
-        """Returns the code of each cell as a class value."""
+        """Returns the code of each cell as a class value; the number 1 is the class "1", too."""
         lookup = _lookup(self.names)
-        codes = {cell: lookup.get(_moment(cell), -1) for cell in self.distinct}
+        texts = all(isinstance(name, str) for name in self.names)
+        codes = {
+            cell: lookup.get(str(cell) if type(cell) is int and texts else _moment(cell), -1)
+            for cell in self.distinct
+        }
         return None if -1 in codes.values() else codes
 
     def by_number(self) -> dict[Any, int] | None:
