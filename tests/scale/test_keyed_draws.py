@@ -30,6 +30,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     RRTopK,
     RRWithPrior,
+    SurveyChannel,
     classes,
     random_bits,
 )
@@ -58,6 +59,7 @@ CASES = {
         if kind.has_keyed_draws
     },
     "RRTopK": (RRTopK(1.5, 4, k=2), PRIOR),
+    "survey": (SurveyChannel.from_warner(0.5, 4), None),
 }
 N = 60_000
 
