@@ -330,7 +330,10 @@ class Column:
         """
         kind = type(inputs).__name__
         if kind == "RaggedTensor":
-            raise ValueError(_RAGGED.format("a RaggedTensor"))
+            padded = inputs.to_tensor()
+            if np.size(padded) != np.size(inputs.flat_values):
+                raise ValueError(_RAGGED.format("a RaggedTensor"))
+            return padded
         if type(inputs) in (list, tuple) and len(inputs):
             first = inputs[0]
             while isinstance(first, (list, tuple)) and first:

@@ -69,8 +69,8 @@ def write(content, name="labels.csv"):
             "row 1); repair the column",
         ),
         (f'id,y\na,"{SECRET},0"\n', "not a number in row 2"),
-        ("id,y\na,\nb,1\nc,NA\nd,null\n", "in 3 of 4 rows; fill them by a rule that"),
-        ("y\n1\n\n2\n", "has no label in 1 of 3 rows"),
+        ("id,y\na,\nb,1\nc,NA\nd,null\n", "3 of 4 labels are missing; fill them by a rule that"),
+        ("y\n1\n\n2\n", "1 of 3 labels are missing"),
         (
             "id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n",
             "4 of 5 labels are NaN or infinite; fill them by a rule that does not look at labels",
@@ -125,7 +125,7 @@ def test_forms_of_csv_that_are_found(capsys, text, remark):
         ({"y": [SECRET]}, REGRESSION, "column 'y' of t.parquet has type string, expected a number"),
         ({"y": [True]}, CLASSES, "has type bool, expected a whole number"),
         ({"y": [1.0]}, CLASSES, "has type double, expected a whole number; classes are numbered"),
-        ({"y": [1.5, None, None]}, REGRESSION, "has no label in 2 of 3 rows"),
+        ({"y": [1.5, None, None]}, REGRESSION, "2 of 3 labels are missing"),
         ({"y": [float("nan"), 1.0]}, REGRESSION, "1 of 2 labels is NaN or infinite"),
         ({"y": pa.array([2**64 - 1, 1], pa.uint64())}, CLASSES, "1 of 2 labels is not in 0..2"),
         ({"y": pa.array([], pa.float64())}, REGRESSION, "has no rows below its header line"),
@@ -259,7 +259,7 @@ def test_bad_options(refused, options, reason):
         ("0 1.0 2", "--num-classes 3", "has a cell that is not a whole number in row 3"),
         (f"0 {'9' * 30}", "--num-classes 3", "not a whole number in row 3"),
         ("0 -1 3", "--num-classes 3", "2 of 3 labels are not in 0..2; raise --num-classes"),
-        ("0 NULL NA", "--num-classes 3", "has no label in 2 of 3 rows"),
+        ("0 NULL NA", "--num-classes 3", "2 of 3 labels are missing"),
         (f"yes {SECRET} Yes", "--classes yes no", "2 of 3 labels are none of the 2 --classes"),
     ],
 )

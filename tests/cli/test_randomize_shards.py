@@ -180,8 +180,8 @@ def spoil(number, how):
     [
         (0, "label", "of labels/part-0.csv: 2 of 120 labels lie outside --low 0 to --high 52"),
         (2, "label", "of labels/part-2.parquet: 2 of 170 labels lie outside"),
-        (1, "missing label", "of labels/part-1.csv.gz has no label in 1 of 10 rows"),
-        (2, "missing label", "of labels/part-2.parquet has no label in 1 of 170 rows"),
+        (1, "missing label", "of labels/part-1.csv.gz: 1 of 10 labels are missing"),
+        (2, "missing label", "of labels/part-2.parquet: 1 of 170 labels are missing"),
         (0, "missing id", "column 'id' of labels/part-0.csv has no id in 1 of 120 rows"),
         (2, "missing id", "column 'id' of labels/part-2.parquet has no id in 1 of 170 rows"),
         (1, "text", "of labels/part-1.csv.gz has a cell that is not a number in row 5"),

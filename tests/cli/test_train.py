@@ -238,7 +238,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         (("--label", "ill", "--low", "0", "--high", "1"), "not numbers"),
         (
             ("--label", "age", "--low", "0", "--high", "99"),
-            "--label age: no label in 120 rows; fill them",
+            "--label age: 120 of 1200 labels are missing; fill them",
         ),
         (("--label", "sick", "--num-classes", "2"), "has 0 columns of this name"),
         ((*NAMES, "--drop", "name"), "--drop name"),

@@ -48,7 +48,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*Classes"),
         ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no rows"),
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
-        ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
+        ({"features": np.array(["a", None] * 10)}, TypeError, "must be numbers.*StringLookup"),
         ({"features": tf.data.Dataset.range(N + 1)}, ValueError, "20 examples.* data set of more"),
         (
             {"features": tf.data.Dataset.range(N - 1)},

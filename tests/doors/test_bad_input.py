@@ -542,7 +542,12 @@ sgd(
 )
 sgd("reading the batches", TypeError, "LabelDPModel.fit", lambda v: next(iter(batches(v))))
 sgd("a train_on_batch", RuntimeError, "fit", lambda v: private().train_on_batch(X, Y))
-sgd("texts as features", (TypeError, ValueError), "[Ee]ncode", lambda v: batches(v, TABLE["job"]))
+sgd(
+    "texts as features",
+    (TypeError, ValueError),
+    "[Ee]ncode",
+    lambda v: private().fit(batches(v, TABLE["job"]), verbose=0),
+)
 sgd("make_private, epsilon of zero", ValueError, "epsilon", lambda v: make_private(v, epsilon=0.0))
 sgd("make_private, an array", TypeError, "PrivateLabels", lambda v: make_private(v, labels=Y))
 sgd(

@@ -176,7 +176,7 @@ def test_a_data_set_of_noisy_labels_takes_numbers_of_a_table():
     noisy = labels_of().randomize(ldp.RandomizedResponse(2.0, 2))
     x, _ = next(iter(noisy.to_dataset(NUMBERS).batch(N)))
     np.testing.assert_allclose(x, MATRIX, atol=1e-6)
-    with pytest.raises(TypeError, match=r"got a DataFrame with columns of several .*to_inputs"):
+    with pytest.raises(TypeError, match=r"got a DataFrame of several types.*to_inputs"):
         noisy.to_dataset(TEXTS)
 
 

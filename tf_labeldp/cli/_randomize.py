@@ -129,8 +129,8 @@ def _read(
     rows = len(labels)
     if labels.null_count:
         raise CommandError(
-            f"column {args.column!r} of {table.path} has no label in {labels.null_count} of {rows} "
-            f"rows; {_tables.FILL}"
+            f"column {args.column!r} of {table.path}: {labels.null_count} of {rows} labels are "
+            f"missing; {_tables.FILL}"
         )
     if several and len(ids) == 1 and (missing := _count_missing(columns.column(0))):
         raise CommandError(

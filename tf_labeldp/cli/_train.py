@@ -203,8 +203,8 @@ def _labels(column: Any, forms: TableForms, args: argparse.Namespace) -> np.ndar
         column, row = forms.number_label(args.label)
         column = column.combine_chunks()
     if column.null_count:
-        rows = counted(column.null_count, "row")
-        raise CommandError(f"--label {args.label}: no label in {rows}; {_tables.FILL}")
+        missing = f"{column.null_count} of {len(column)} labels are missing"
+        raise CommandError(f"--label {args.label}: {missing}; {_tables.FILL}")
     kind = pa.string() if args.classes else pa.int64() if args.num_classes else pa.float64()
     try:
         if row is not None:

@@ -54,6 +54,8 @@ HOW_TO_CHECK = {
     "claimed-mechanism": "Ask for a proof; run check_mechanism and an audit.",
     "claimed-noise": "Ask for a proof; run an audit of the training.",
     "declared": "Ask the author of the declaration for the facts behind it.",
+    "drawn-elsewhere": "Read the protocol of the survey: its cards or dice, and who saw answers.",
+    "answers-missing": "Ask who did not answer, and whether the question itself kept them away.",
     "users-follow-protocol": _PROTOCOL,
     "only-reports-seen": _PROTOCOL,
     "messages-between-users": _PROTOCOL,

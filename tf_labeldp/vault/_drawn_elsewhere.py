@@ -19,8 +19,6 @@ from tf_labeldp.mechanisms import ClassificationMechanism, LabelMechanism
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Rows
 from tf_labeldp.vault.records import PUBLIC_INPUT, compact
 
-_FOREIGN = "drawn-elsewhere"
-"""The code of the assumption of such a draw."""
 _ANSWERED = Assumption(
     "answers-missing",
     "authors",
@@ -84,7 +82,7 @@ def drawn_elsewhere(
 def is_foreign(receipts: Iterable[Receipt]) -> bool:
     """Returns whether one of the receipts is of noisy labels that somebody else drew."""
     notes = (note for receipt in receipts for note in receipt.charge.assumptions)
-    return any(note.code == _FOREIGN for note in notes)
+    return any(note.code == "drawn-elsewhere" for note in notes)
 
 
 def _drawn_by(mechanism: LabelMechanism) -> Assumption:
@@ -93,7 +91,7 @@ def _drawn_by(mechanism: LabelMechanism) -> Assumption:
         "true labels, by somebody else, once for each label and with secret randomness: the "
         "epsilon holds if they were."
     )
-    return Assumption(_FOREIGN, "authors", text)
+    return Assumption("drawn-elsewhere", "authors", text)
 
 
 def _encoded(
