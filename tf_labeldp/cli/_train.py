@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from tf_labeldp import dossier
 from tf_labeldp._progress import for_terminal
-from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _console, _features, _label_columns, _outputs, _tables
 from tf_labeldp.cli._cells import MISSING
