@@ -159,6 +159,34 @@ def test_parts_of_one_array_are_known_by_their_memory():
     assert alone(head(1.0), X[:50] + 3.0, Y[:50].copy()).guarantee().epsilon == 1.0
 
 
+def test_columns_of_one_array_are_labels_of_the_same_people():
+    """Their memory is apart, as that of disjoint rows is: columns of a frame, rows of a table."""
+    columns = np.stack([Y, 1 - Y])
+    frame = pd.DataFrame(columns.T.copy(), columns=["ill", "paid"])
+    alone(head(1.0), X[:, :2], frame["ill"])
+    assert again(2, head(1.0), X[:, 2:], frame["paid"]).guarantee().epsilon == of(1.0, 1.0)
+    x = X[:200] + 9.0
+    alone(head(1.0), x[:, :2], columns[0, :200])
+    found = again(2, head(1.0), x[:, 2:], columns[1, :200]).guarantee()
+    assert found.epsilon == of(1.0, 1.0)
+
+
+def test_parts_of_a_file_are_parts_of_one_array(tmp_path):
+    np.save(tmp_path / "labels.npy", Y)
+    labels = np.load(tmp_path / "labels.npy", mmap_mode="r")
+    alone(head(1.0), X[:150], labels[:150])
+    assert again(2, head(1.0), X[100:] + 9.0, labels[100:]).guarantee().epsilon == of(1.0, 1.0)
+
+
+def test_a_few_rows_that_are_equal_by_chance_do_not_divide_a_label_set():
+    """Each earlier fit shares one row with the last one: its labels count in all three."""
+    other, last = X + 9.0, X - 9.0
+    last[3], last[7] = X[3], other[7]
+    alone(head(1.0), X, Y)
+    again(2, head(1.0), other, Y)
+    assert again(3, head(1.0), last, Y).guarantee().epsilon == of(1.0, 1.0, 1.0)
+
+
 def test_an_array_that_is_gone_is_not_mistaken_for_another():
     """The memory of a freed array may be used again."""
     labels = Y.copy()

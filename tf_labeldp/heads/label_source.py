@@ -33,6 +33,8 @@ from tf_labeldp.vault.uses import NamedUse
 
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
+_CHANCE = 0.25
+"""Share of a fit's rows; fewer may have equal features by chance. Folds share half or more."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,26 +43,34 @@ class _Place:
 
     base: weakref.ref[np.ndarray]  # whose memory it is
     ends: tuple[int, int]  # its first byte, and the one after its last
+    has_whole_rows: bool  # of the base, in which a column would lie apart from another one
 
     @classmethod
     def of(cls, labels: Any) -> _Place | None:
         """Returns the place of an array; None for anything else."""
         if not isinstance(labels, np.ndarray):
             return None
-        base: Any = labels if labels.base is None else labels.base
-        if not isinstance(base, np.ndarray):
-            return None
+        base = labels
+        while isinstance(base.base, np.ndarray):  # Parts of a file are bases, too.
+            base = base.base
         spans = [(size - 1) * step for size, step in zip(labels.shape, labels.strides, strict=True)]
         first = labels.__array_interface__["data"][0]
         low, high = sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans)
-        return cls(weakref.ref(base), (first + low, first + high + labels.itemsize))
+        has_whole_rows = math.prod(base.shape[1:]) == math.prod(labels.shape[1:])
+        ends = first + low, first + high + labels.itemsize
+        return cls(weakref.ref(base), ends, has_whole_rows)
 
     def overlaps(self, other: _Place | None) -> bool | None:
-        """Returns whether two parts of one array overlap; None for parts of two, or of none."""
+        """Returns whether two parts of one array overlap; None for parts of two, or of none.
+
+        Columns of one array are parts with the labels of the same people.
+        """
         base = self.base()
         if other is None or base is None or other.base() is not base:
             return None
-        return self.ends[0] < other.ends[1] and other.ends[0] < self.ends[1]
+        if self.ends[0] < other.ends[1] and other.ends[0] < self.ends[1]:
+            return True
+        return False if self.has_whole_rows and other.has_whole_rows else None
 
 
 class LabelSource:
@@ -332,8 +342,10 @@ class _Fits:
             for earlier in self._known:
                 shared = fit.shared_rows(earlier)
                 if shared is not None:
-                    # The earlier fit spends budget only on the shared rows of this fit.
-                    examples = None if shared.all() else np.flatnonzero(shared)
+                    # The earlier fit spends budget only on the shared rows of this fit, unless
+                    # it may be on all labels with other features, of which a few are equal.
+                    is_chance = shared.mean() < _CHANCE and fit.may_share_labels(earlier)
+                    examples = None if is_chance or shared.all() else np.flatnonzero(shared)
                     uses = earlier.receipts
                     others.append(tuple(_on_labels(use, fit.labels, examples) for use in uses))
                 elif fit.may_share_labels(earlier):

@@ -136,10 +136,10 @@ def _warn_of_frequencies(values: np.ndarray, mechanism: LabelMechanism, priors: 
     each = [possible_by(channel, np.bincount(v, minlength=channel.shape[1])) for v in columns]
     p_value = min(1.0, len(each) * min(each))
     if p_value < _LEAST_P:
-        # The frequencies themselves are not shown: they may be those of true labels.
+        # Neither the frequencies nor their p-value are shown: these may be the true labels.
         _validate.warn(
             f"the frequencies of these noisy labels are impossible under {mechanism!r}: p-value "
-            f"at most {p_value:.1g}. Check the probabilities of the channel, the order of the "
+            f"below {_LEAST_P:g}. Check the probabilities of the channel, the order of the "
             "classes, and that these are not the true labels."
         )
 

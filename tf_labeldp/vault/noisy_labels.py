@@ -139,7 +139,7 @@ class NoisyLabels:
 
     Warns:
         UserWarning: answers with frequencies that are impossible under the mechanism's channel,
-            with an upper bound on the p-value; or values that this process drew from a vault, whose
+            with a p-value below 0.001; or values that this process drew from a vault, whose
             receipts are added.
 
     Attributes:
