@@ -30,6 +30,12 @@ _FEWEST_ROWS = 20
 """Fewer rows may differ in every column."""
 _UNIQUE = 0.95
 """Share of different values from which a column of text or whole numbers looks like an id."""
+_DENSE = 4
+"""Numbers per row from which amounts come at least: of fewer, more than a tenth would be equal."""
+_LONG_ID, _UNEVEN = 1e5, 1.5
+"""The least id of random digits, and how uneven ids may be: by chance, one column in fifty is."""
+_VANISHING = 10.0
+"""How many times farther than the fences a number lies next to which the others vanish."""
 _SHOWN = 40
 """Characters of a cell in a message."""
 _BINS, _ROWS_PER_VALUE = 20, 20
@@ -99,10 +105,7 @@ def _ids(columns: Columns, step: int) -> Iterator[str]:
         if column.size < _FEWEST_ROWS or (is_text and _numbers_among(column) is not None):
             continue
         present = column[column != ""] if is_text else column
-        distinct = np.unique(present).size if column.dtype.kind not in "bf" else 0
-        # Dates have become whole numbers too, and do not start at 0 or 1.
-        if column.dtype.kind == "f" and column[0] in (0.0, 1.0) and np.all(np.diff(column) == step):
-            distinct = column.size
+        distinct = np.unique(present).size if is_text else _number_of_ids(column, step)
         if present.size >= _FEWEST_ROWS and distinct >= _UNIQUE * present.size:
             yield Message.of(
                 f"the column {name} has {distinct:,} different values in {present.size:,} rows, "
@@ -111,13 +114,41 @@ def _ids(columns: Columns, step: int) -> Iterator[str]:
             )
 
 
+def _number_of_ids(column: np.ndarray, step: int = 1) -> int:
+    """Returns how many ids are in a column of numbers, 0 unless they are like ids.
+
+    Amounts, counts, dates and times differ in nearly each row, too. Ids are rows that are
+    numbered, or lie closer than as many different amounts do, or have all their digits at random.
+    """
+    if column.dtype.kind == "b":
+        return 0
+    # Dates have become whole numbers too, and do not start at 0 or 1.
+    if column[0] in (0, 1) and np.all(np.diff(column) == step):
+        return int(column.size)
+    low, high = float(column.min()), float(column.max())
+    is_dense = column.dtype.kind != "f" and high - low < _DENSE * column.size
+    digits = np.floor(np.log10(low)) if low >= _LONG_ID and np.isfinite(high) else np.inf
+    if not is_dense and not high < 10.0 ** (digits + 1.0) < np.inf:
+        return 0
+    values = np.unique(column).astype(np.float64)
+    expected = (values / 10.0**digits - 1.0) / 9.0
+    error = np.abs(expected - np.linspace(0.0, 1.0, values.size)).max()
+    is_random = error < _UNEVEN / np.sqrt(values.size) and bool(np.all(values == np.round(values)))
+    months, years = values % 100, values // 100
+    are_dates = 1800 <= low and high < 2200  # years
+    for month, year in ((months, years), (years % 100, years // 100)):
+        are_dates |= bool(np.all((year >= 1800) & (year < 2200) & (1 <= month) & (month <= 12)))
+    return int(values.size) if is_random or (is_dense and not are_dates) else 0
+
+
 def _outliers(columns: Columns) -> Iterator[str]:
     """Finds numbers in columns that no encoder winsorizes: rows are scaled by them."""
     for name, column in columns.items():
         if column.dtype.kind not in "iuf":
             continue
         low, high = Column.fences(column[np.isfinite(column)].astype(np.float64))
-        far = (column < low) | (column > high)
+        middle, reach = (low + high) / 2.0, (high - low) / 2.0
+        far = np.abs(column - middle) > _VANISHING * reach
         if far.any():
             number = _validate.counted(int(far.sum()), "number")
             yield (
@@ -162,11 +193,18 @@ def _numbers_among(column: np.ndarray) -> tuple[int, int, int | None] | None:
     if others.size:
         return numbers, present, int(others[0])
     are_whole = all(text.isdigit() for text in texts[is_present])
-    is_id = are_whole and texts[is_present].size >= _UNIQUE * present
+    is_distinct = are_whole and texts[is_present].size >= _UNIQUE * present
+    is_id = is_distinct and _are_ids(texts[is_present])
     # Zip codes, and the like, are written with zeros before their digits.
     is_code = are_whole and any(text[0] == "0" != text for text in texts[is_present])
     is_text = is_id or is_code or texts[is_present].size <= _BINS
     return None if is_text else (numbers, present, None)
+
+
+def _are_ids(texts: np.ndarray) -> bool:
+    """Returns whether whole numbers as text are ids; no amount has as many digits as some."""
+    numbers = texts.astype(np.float64)
+    return bool(numbers.max() >= 2.0**53 or _number_of_ids(numbers.astype(np.int64)))
 
 
 def _leaks_by_model(columns: Columns, outputs: np.ndarray, ends: Any) -> Iterator[str]:

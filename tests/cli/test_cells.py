@@ -238,6 +238,9 @@ COLUMNS = {
     "Unnamed: 0": (lambda i: str(i), None),
     "plain": (lambda i: f"{i}.25", None),
     "version": (lambda i: f"1.{i}.2", None),
+    "band": (lambda i: ("<=50K", ">50K")[i % 2], None),
+    "school": (lambda i: f"20{i % 12:02d}-{1 + i % 12:02d}", None),
+    "part": (lambda i: f"{3000 + i}-{1 + i % 12:02d}", None),
     "diagnosis": (lambda i: f"E{i % 20}.9", None),
     "yes": (lambda i: ("True", "False")[i % 2], None),
 }

@@ -400,3 +400,48 @@ def test_texts_of_whole_numbers_that_differ_are_ids():
     table["id"] = np.array([f"{number:.3f}" for number in X[:, 1]])
     with pytest.warns(UserWarning, match=r"600 of 600 cells are numbers. Unless they are codes"):
         ldp.PrivateBoosting(8.0, max_trees=5).fit(table, vault())
+
+
+def test_amounts_dates_and_counts_are_no_ids():
+    """Their whole numbers differ in nearly each row, too."""
+    rng, rows = np.random.default_rng(0), 2000
+    days = np.datetime64("2015-01-01") + np.arange(rows)
+    year_month_day = np.array([int(str(day).replace("-", "")) for day in days])
+    good = {
+        "income": rng.lognormal(10.5, 0.8, rows).astype(int),
+        "amount": rng.integers(10**4, 10**8, rows),
+        "price": rng.uniform(0.0, 1e6, rows),
+        "zip": rng.integers(501, 99_951, rows),
+        "second": np.sort(rng.integers(15 * 10**8, 17 * 10**8, rows)),
+        "day": year_month_day,
+        "count": rng.poisson(3000, rows),
+        "text of amounts": rng.integers(10**4, 10**8, rows).astype(str),
+        "days as numbers": days.astype(np.float64),
+        "infinite": np.where(np.arange(rows) == 7, np.inf, rng.uniform(1e5, 1e6, rows)),
+    }
+    small = {"year": np.arange(1960, 2024), "month": year_month_day[:730:30] // 100}
+    small["day of a year"] = year_month_day[:365]
+    ids = {
+        "row": np.arange(rows),
+        "customer": rng.permutation(rows) + 100_000,
+        "random": rng.choice(9 * 10**8, rows, replace=False) + 10**8,
+        "long": rng.integers(10**17, 10**18, rows).astype(np.float64),
+        "text": np.array([f"c{row}" for row in range(rows)]),
+        "digits": rng.permutation(rows).astype(str),
+        "many digits": np.array([f"{10**19 + row**3}" for row in range(rows)]),
+    }
+    [check] = [each for each in CHECKS if each.name == "a column of ids"]
+    assert not list(check.find({**good, **small}, 1))
+    assert len(list(check.find(ids, 1))) == len(ids)
+
+
+def test_long_tails_are_not_far_from_all_others():
+    rng = np.random.default_rng(0)
+    tails = {
+        "lognormal": rng.lognormal(0.0, 1.5, 2000),
+        "pareto": rng.pareto(1.5, 2000),
+        "campaign": np.where(np.arange(2000) == 3, 56, rng.poisson(1.5, 2000)),
+        "days": np.where(np.arange(2000) % 20 == 3, rng.integers(0, 28, 2000), 999),
+    }
+    [check] = [each for each in CHECKS if each.name == "numbers far from all others"]
+    assert not list(check.find(tails))

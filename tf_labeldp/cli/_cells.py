@@ -67,6 +67,8 @@ _MONTHS = (
     *("apr april", "may mai", "jun june juni", "jul july juli", "aug august"),
     *("sep sept september", "oct october okt oktober", "nov november", "dec december dez dezember"),
 )
+_YEARS = (1800, 2199)
+"""The years of months that are recognised."""
 _FEW = 50
 """Distinct cells that rule out most forms at little cost."""
 
@@ -176,7 +178,16 @@ class Cells:
                 form for form, fits in zip(forms, found, strict=True) if 2 * fits.sum() > fits.size
             ]
         likely = [form for form, fits in zip(forms, found, strict=True) if few.fit(fits)]
-        return [form for form in likely if self.fit(self.days(form)[1])]
+        return [form for form in likely if self._has_dates(form)]
+
+    def _has_dates(self, form: str) -> bool:
+        dates, fits = self.days(form)
+        if "DD" not in form:  # Numbers of parts look the same, and school years, such as 2004-05.
+            months = dates.astype("M8[M]").astype(int)
+            years = 1970 + months // 12
+            fits &= (years >= _YEARS[0]) & (years <= _YEARS[1])
+            fits &= bool((months % 12 + 1 != (years + 1) % 100)[fits].any())
+        return self.fit(fits)
 
 
 class Numbers:

@@ -207,6 +207,8 @@ class TableForms:
             return "number"
         # A few cells rule out most columns of text, some of which have millions.
         if cells.few().numbers.are_all and (numbers := cells.numbers).are_all:
+            if cells.fit(numbers.has_limit):
+                return "text"  # Bands, such as <=50K and >50K, which as limits would be equal.
             is_plain = not (numbers.unit or COMMA in numbers.evidence or numbers.has_limit.any())
             return "text" if numbers.are_codes or (is_plain and not self.is_of_text) else "number"
         if cells.date_forms():
