@@ -195,6 +195,16 @@ def test_labels_are_read_in_the_convention_of_the_file(capsys, labels, others, t
     assert remark is None or remark in shown.err
 
 
+def test_labels_do_not_decide_how_a_feature_is_read(capsys):
+    """The form of a feature is in the model's file: one label of 6,5 would change it."""
+    written("data.csv", ["a;y", *[f"1.{100 + i};{'6,5' if i == 9 else 7}" for i in range(N)]])
+    words = ("data.csv", "--label", "y", "--low", "0", "--high", "9", *RUN, "--store", "private")
+    error = refused(capsys, "train", *words)
+    assert "column a can be read in two ways, and only the labels show a decimal sign" in error
+    assert error.endswith("Say how it is read: --types a=number:comma")
+    assert not Path("private").exists()
+
+
 DATES = {
     "Y-M-D": "YYYY-MM-DD",
     "Y/M/D": "YYYY/MM/DD",

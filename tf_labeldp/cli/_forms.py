@@ -219,10 +219,22 @@ class TableForms:
         """Returns the one decimal sign of the features, or else of the other columns."""
         free = [name for name in names if not self.named.get(name, Form("number")).detail]
         signs = _signs({name: self.cells(name).numbers for name in free})
+        open_names = [] if signs else [name for name in free if self.cells(name).numbers.is_open]
         if label is not None and self._has_texts(label):
             signs |= _signs({label: self.cells(label).numbers}, signs)
         if len(signs) == 2:
             raise _two_signs(signs)
+        if signs and open_names:
+            # The model's file has the forms of features, which must not show how labels look.
+            [sign] = signs
+            for name in open_names:
+                if self._usual(self.cells(name).numbers) != sign:
+                    raise CommandError(
+                        f"column {name} can be read in two ways, and only the labels show a "
+                        "decimal sign, by which no feature is read. Say how it is read: "
+                        f"{as_type(name, f'number:{sign}')}"
+                    )
+            return ""
         if not signs:
             others = [
                 name
@@ -241,12 +253,17 @@ class TableForms:
     def _has_texts(self, name: str) -> bool:
         return is_text(self.table.column(name).type)
 
+    def _usual(self, numbers: Numbers) -> str:
+        """Returns the decimal sign of numbers where nothing shows it."""
+        is_comma = numbers.sign == "," and self._delimiter == ";"
+        return COMMA if is_comma else POINT
+
     def _decimal_of(self, name: str, form: Form, numbers: Numbers) -> str:
         """Returns the decimal sign of a column; a line states what its cells do not show."""
         sign = COMMA if numbers.sign == "," else POINT
-        usual = COMMA if self._delimiter == ";" else POINT
         found = form.detail or self.decimal or self._decimal_of_fit
-        decimal = found or (sign if sign in (POINT, usual) else POINT)
+        # Only labels show a sign that is not the file's.
+        decimal = found or next(iter(numbers.evidence), self._usual(numbers))
         is_clear = form.detail or numbers.evidence or (self.decimal and decimal == sign)
         if numbers.is_open and not is_clear:
             mark, other = numbers.sign, COMMA if decimal == POINT else POINT
