@@ -61,12 +61,22 @@ def what_stays_is_not_searched_again() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture
+def forget_fits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Returns a function that forgets the fits on arrays, as in another process."""
+
+    def forgotten() -> None:
+        source = sys.modules.get("tf_labeldp.heads.label_source")
+        if source is not None:
+            monkeypatch.setattr(source, "_FITS", type(source._FITS)())
+
+    return forgotten
+
+
 @pytest.fixture(autouse=True)
-def fits_of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def fits_of_this_test_alone(forget_fits: Callable[[], None]) -> None:
     """A process adds up the fits on arrays of the same rows: tests must not see each other's."""
-    source = sys.modules.get("tf_labeldp.heads.label_source")
-    if source is not None:
-        monkeypatch.setattr(source, "_FITS", type(source._FITS)())
+    forget_fits()
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ PUBLIC = [
 @pytest.mark.parametrize(
     "part", with_slow(sorted({name.split(".")[1] for name in MODULES}), TRAINING)
 )
-def test_examples_run(part):
+def test_examples_run(part, forget_fits):
     """Runs the examples of an engine only if the engine is installed."""
     failed = {}
     for name in (name for name in MODULES if name.split(".")[1] == part):
@@ -46,6 +46,7 @@ def test_examples_run(part):
             if not name.startswith("tf_labeldp.scale.") or "pip install" not in str(error):
                 raise
             continue
+        forget_fits()
         report = io.StringIO()
         with contextlib.redirect_stdout(report):
             failures, _ = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)

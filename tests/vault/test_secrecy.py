@@ -108,7 +108,7 @@ BAD_LABELS = {
     "one-hot": (np.full((3, 5), SECRET), {}, ValueError, r"got shape \(3, 5\).*argmax"),
     "column": (np.full((3, 1), SECRET), {}, ValueError, r"got shape \(3, 1\).*ravel"),
     "unknown class": (["a", f"s{SECRET}"], {"classes": [*"abcde"]}, ValueError, "1 of 2 labels"),
-    "other type": ([1, SECRET], {"classes": [*"abcde"]}, ValueError, "2 of 2 labels"),
+    "other type": ([1, SECRET], {"classes": [*"abcde"]}, ValueError, "got 2 whole"),
     "shape": (np.full((2, 2), SECRET), {"classes": [*"abcde"]}, ValueError, r"shape \(n,\), got"),
 }  # fmt: skip
 
