@@ -324,12 +324,12 @@ def _ending(output: Any) -> tuple[str, str]:
         last = last.layers[-1]
     if isinstance(last, layers.Softmax):
         return last.name, "softmax"
-    known: dict[Any, str] = {getattr(activations, each): each for each in _NO_PROBABILITIES}
-    known |= {activations.softmax: "softmax", activations.sigmoid: "sigmoid"}
+    names: dict[Any, str] = {getattr(activations, each): each for each in _NO_PROBABILITIES}
+    names |= {activations.softmax: "softmax", activations.sigmoid: "sigmoid"}
     if type(last) is layers.Dense:
-        known[activations.linear] = "linear"
-    is_known = isinstance(last, (layers.Dense, layers.Activation))
-    return last.name, known.get(last.activation, "") if is_known else ""
+        names[activations.linear] = "linear"
+    has_activation = isinstance(last, (layers.Dense, layers.Activation))
+    return last.name, names.get(last.activation, "") if has_activation else ""
 
 
 def _generators(inputs: Any) -> Iterator[str]:

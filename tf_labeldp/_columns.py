@@ -273,7 +273,7 @@ class Column:
 
     @staticmethod
     def fences(numbers: np.ndarray) -> tuple[float, float]:
-        """Returns the float32 ends beyond which numbers of a column are outliers.
+        """Returns the float32 ends beyond which numbers (n,) of a column are outliers.
 
         Quantiles of the rows find them where few rows have outliers, quantiles of the distinct
         numbers where one number, such as 99999999, stands for an unknown one in many rows. The

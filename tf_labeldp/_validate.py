@@ -159,18 +159,18 @@ def warn(message: str) -> None:
 
 
 @contextlib.contextmanager
-def after_release(what: str) -> Iterator[None]:
+def after_release(fact: str) -> Iterator[None]:
     """Turns an error of a check that comes after a release into a warning.
 
-    The release is paid for, so the check must not end the call. ``what`` names what was not
-    checked; the error's text is left out, since it may quote rows.
+    The release is paid for, so the check must not end the call. ``fact`` is the one to check; the
+    error's text is left out, since it may quote rows.
     """
     try:
         yield
     except Warning:  # The caller makes warnings errors.
         raise
     except Exception as error:
-        warn(f"{what} was not checked: unexpected {type(error).__name__}.")
+        warn(f"{fact} was not checked: unexpected {type(error).__name__}.")
 
 
 def counted(number: int, noun: str) -> str:
@@ -380,13 +380,12 @@ def callbacks_of(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     several = [part for part in keras.tree.flatten(callbacks) if part is not None]
-    if any(isinstance(part, keras.callbacks.TensorBoard) for part in several):
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ImportError(
-                "expected the package tensorboard, which keras.callbacks.TensorBoard writes with, "
-                "got none: TensorFlow 2.21 does not install it. Install it: pip install "
-                "tensorboard."
-            )
+    has_board = any(isinstance(part, keras.callbacks.TensorBoard) for part in several)
+    if has_board and importlib.util.find_spec("tensorboard") is None:
+        raise ImportError(
+            "expected the package tensorboard, which keras.callbacks.TensorBoard writes with, got "
+            "none: TensorFlow 2.21 does not install it. Install it: pip install tensorboard."
+        )
     return several
 
 

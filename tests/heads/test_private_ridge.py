@@ -209,7 +209,7 @@ def test_a_signal_that_is_gone_is_told(examples):
     assert np.all(np.isfinite(one.predict_proba(x)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Other rows of another array: a second fit on as many labels is told.
+        # Other rows of another array: a second fit on as many labels would warn.
         head(1.0).fit(2.0 * x[1:], y[1:].copy())
     with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/n = 0\.00033"):
         head(5.0, 1e-3).fit(3.0 * x, y)

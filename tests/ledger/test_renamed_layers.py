@@ -113,8 +113,8 @@ def test_the_statement_of_the_model_is_that_of_its_file(model, load):
     assert ldp.guarantee(loaded) == stated
     assert int(loaded.optimizer.iterations.numpy()) == 3
     # Each trained layer carries the receipts, and keeps them.
-    assert all(public_input(part).receipts for part in model._flatten_layers()
-               if part.trainable_weights)  # fmt: skip
+    layers = [layer for layer in model._flatten_layers() if layer.trainable_weights]
+    assert all(public_input(layer).receipts for layer in layers)
     of_layers = [
         [bool(public_input(layer).receipts) for layer in net._flatten_layers()]
         for net in (model, loaded)

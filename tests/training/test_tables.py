@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.features import RandomFourierFeatures, TableCodes, to_inputs
@@ -192,7 +193,7 @@ def of_texts(shape=(1,)):
     return keras.Model(inputs, keras.layers.Dense(2)(outputs))
 
 
-@pytest.mark.parametrize("how", TRAINED)
+@pytest.mark.parametrize("how", with_slow(TRAINED, {"make_private", "stages"}))
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_splits_texts_is_trained_on_texts(how):
     texts = WORDS["visit"].to_numpy(str)
@@ -265,12 +266,12 @@ def test_validation_labels_may_be_names(targets):
         found += history.history["val_loss"]
     if targets != "make_private":
         assert found == [found[0]] * 4
+    wrong = (MATRIX, np.full(N, "maybe"))
     with pytest.raises(ValueError, match="240 of 240 labels are not among the 2 classes"):
         if targets == "make_private":
-            fit(batches, validation_data=(MATRIX, np.full(N, "maybe")), verbose=0)
+            fit(batches, validation_data=wrong, verbose=0)
         else:
-            ldp.fit(model, MATRIX, noisy, targets=targets,
-                    validation_data=(MATRIX, np.full(N, "maybe")))  # fmt: skip
+            ldp.fit(model, MATRIX, noisy, targets=targets, validation_data=wrong)
 
 
 def test_tensorboard_without_its_package_is_named_before_any_charge(monkeypatch, tmp_path):

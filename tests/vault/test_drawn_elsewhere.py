@@ -182,11 +182,11 @@ def test_true_draws_hardly_ever_warn():
 
 
 REFUSED = {
-    "codes 0..1": lambda: ldp.NoisyLabels(DRAWN + 1, WARNER),
+    "codes 0..1": lambda: ldp.NoisyLabels(DRAWN + 987, WARNER),
     "NoisyLabels.values, mechanism, classes": lambda: ldp.NoisyLabels(
-        2 * DRAWN - 1, np.arange(N), WARNER
+        DRAWN + 987, np.arange(N), WARNER
     ),
-    "not among the 2 classes": lambda: ldp.NoisyLabels(DRAWN, WARNER, classes=[1, 2]),
+    "not among the 2 classes": lambda: ldp.NoisyLabels(DRAWN + 987, WARNER, classes=[1, 2]),
     "num_classes=2, the labels have 3": lambda: ldp.NoisyLabels(
         DRAWN, WARNER, classes=["a", "b", "c"]
     ),

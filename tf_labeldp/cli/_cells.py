@@ -145,8 +145,7 @@ class Cells:
 
     def few(self) -> Cells:
         """Returns the first distinct cells alone."""
-        part = self.texts.filter(pa.array(~self.is_missing)).slice(0, _FEW)
-        return Cells(part)
+        return Cells(self.texts.filter(pa.array(~self.is_missing)).slice(0, _FEW))
 
     def days(self, form: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns times ``M8[us]`` of distinct cells as dates of a form, and which are some."""
@@ -225,10 +224,8 @@ class Numbers:
             self.evidence.add(COMMA)
         if self.is_open and not self.evidence and (_matches(self._numbers, _LONG) & present).any():
             # Thousands would have been marked in all cells.
-            commas = _matches(self._numbers, ",") & is_open
-            self.evidence = ({COMMA} if commas.any() else set()) | (
-                {POINT} if (is_open & ~commas).any() else set()
-            )
+            has_comma = _matches(self._numbers, ",")[is_open]
+            self.evidence = {COMMA if each else POINT for each in np.unique(has_comma)}
 
     def _split(self, parts: _Parts) -> None:
         """Takes signs, units and limits from the cells."""
@@ -264,7 +261,7 @@ class Numbers:
     @property
     def sign(self) -> str:
         """The mark in the cells that could be read in two ways."""
-        return "," if (_matches(self._numbers, ",")).any() else "."
+        return "," if _matches(self._numbers, ",").any() else "."
 
     def read(self, decimal: str, unit: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns numbers of distinct cells, and which cells are some."""
@@ -293,10 +290,12 @@ class _Parts:
     def has(self, name: str) -> bool:
         return self._parts.type.get_field_index(name) >= 0
 
+    @staticmethod
+    def _filled(texts: Any) -> Any:
+        return pc.if_else(pc.equal(texts, ""), "0", texts)
+
     def integers(self, name: str) -> np.ndarray:
-        texts = self[name]
-        texts = pc.if_else(pc.equal(texts, ""), "0", texts)
-        return texts.cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
+        return self._filled(self[name]).cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
 
     def months(self) -> np.ndarray:
         """Returns the numbers of months by their names, zero for other words."""
@@ -309,8 +308,7 @@ class _Parts:
         """Returns seconds since midnight, UTC where a zone is named, and which are times."""
         hours, minutes = self.integers("hour"), self.integers("minute")
         texts = pc.replace_substring(self["second"], ",", ".")
-        texts = pc.if_else(pc.equal(texts, ""), "0", texts)
-        seconds = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        seconds = self._filled(texts).cast(pa.float64()).to_numpy(zero_copy_only=False)
         half = pc.utf8_lower(pc.replace_substring(self["half"], ".", ""))
         is_half = _flags(pc.not_equal(half, ""))
         fits = (hours <= 23) & (minutes <= 59) & (seconds < 61) & ~(is_half & (hours > 12))

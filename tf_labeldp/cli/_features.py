@@ -13,7 +13,7 @@ from pyarrow import types
 from tf_labeldp._validate import counted
 from tf_labeldp.cli._cells import Cells
 from tf_labeldp.cli._console import CommandError, explained
-from tf_labeldp.cli._forms import option as as_option
+from tf_labeldp.cli._forms import as_option
 from tf_labeldp.cli._tables import near_names
 from tf_labeldp.features.reader import FeatureRows
 

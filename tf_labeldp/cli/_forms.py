@@ -20,7 +20,7 @@ from tf_labeldp.cli._cells import COMMA, POINT, SHORT_DATES, SIGNS, Cells, Numbe
 from tf_labeldp.cli._console import CommandError
 
 KINDS = ("number", "text", "date", "time", "id")
-SHOWN = 40
+_SHOWN = 40
 """Characters of a cell in a message."""
 _MANY = 1000
 """Categories of a column of text from which a remark counts them."""
@@ -71,14 +71,14 @@ def named_forms(words: Sequence[str]) -> dict[str, Form]:
     return found
 
 
-def option(name: str, column: str) -> str:
+def as_option(name: str, column: str) -> str:
     """Returns an option with the name of a column, to be pasted into a shell."""
     return f"{name}{'=' if column.startswith('-') else ' '}{shlex.quote(column)}"
 
 
 def as_type(column: str, form: str) -> str:
     """Returns the option that names a column's form, to be pasted into a shell."""
-    return option("--types", f"{column}={form}")
+    return as_option("--types", f"{column}={form}")
 
 
 class TableForms:
@@ -341,7 +341,7 @@ class TableForms:
     def _misfits(self, name: str, form: Form, cells: Cells, wrong: np.ndarray) -> str:
         """Returns words on cells of another form, which count as missing, or raises."""
         row, number = cells.first(wrong), counted(int(cells.counts[wrong].sum()), "cell")
-        text = cells.text(row)[:SHOWN]
+        text = cells.text(row)[:_SHOWN]
         place = f"the first in row {row + 2:,} (the header is row 1): {text!r}"
         if form.is_named:
             return f"cells of another form are missing: {number}, {place}"
@@ -379,7 +379,7 @@ class TableForms:
         elif number >= _MANY:
             self.remarks.append(
                 f"{name}: text with {number:,} different values, each of which becomes a category; "
-                f"if it is no text, see --types, or leave it out: {option('--drop', name)}"
+                f"if it is no text, see --types, or leave it out: {as_option('--drop', name)}"
             )
 
 

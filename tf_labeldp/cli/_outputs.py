@@ -319,6 +319,7 @@ class CsvWriter:
         self, file: Any, schema: Any, dialect: Dialect = _PLAIN, decimal: str = ""
     ) -> None:
         self._dialect, self._decimal = dialect, decimal
+        self._is_plain = (dialect, decimal) == (_PLAIN, "")
         for kind in schema.types:
             # Refused before the draw: bytes may be no text, and a duration would lose its unit.
             if re.search("binary|duration", str(kind)):
@@ -328,7 +329,7 @@ class CsvWriter:
         self._has_formula = False
         names = schema.names
         self._warn_if(any(re.match(_FORMULA, name) for name in names))
-        if (dialect, decimal) != (_PLAIN, ""):
+        if not self._is_plain:
             mark = codecs.BOM_UTF8 if dialect.has_mark else b""
             file.write(mark + self._lines([pa.array([name]) for name in names]))
             return
@@ -344,7 +345,7 @@ class CsvWriter:
         texts = [column for column in cells if arrow_types.is_string(column.type)]
         formulas = (pc.any(pc.match_substring_regex(text, _FORMULA)).as_py() for text in texts)
         self._warn_if(not self._has_formula and any(formulas))
-        if (self._dialect, self._decimal) != (_PLAIN, ""):
+        if not self._is_plain:
             for start in range(0, table.num_rows, _ROWS):
                 part = [cell.slice(start, _ROWS) for cell in table.columns]
                 self._file.write(self._lines(part))

@@ -25,9 +25,7 @@ def steps_of(estimator: Any) -> list[tuple[str, Any]]:
     if not isinstance(estimator, Pipeline):
         return [("", estimator)]
     steps = [(name, step) for name, step in estimator.steps if step not in (None, "passthrough")]
-    return [
-        (inner or name, part) for name, step in steps for inner, part in steps_of(step)
-    ]  # fmt: skip
+    return [(inner or name, part) for name, step in steps for inner, part in steps_of(step)]
 
 
 def with_steps(network: Any, steps: Sequence[tuple[str, Any]]) -> Any:
@@ -83,9 +81,9 @@ def _check(name: str, step: Any) -> None:
         step.add_indicator or np.isnan(_numbers(step.statistics_)).any()
     )
     if not isinstance(step, FeatureMap) and not (type(step) in _LAYERS and is_plain):
-        known = ", ".join(kind.__name__ for kind in _LAYERS)
+        kinds = ", ".join(kind.__name__ for kind in _LAYERS)
         raise TypeError(
-            f"expected steps that Keras computes ({known}, or a map of tf_labeldp.features), got "
+            f"expected steps that Keras computes ({kinds}, or a map of tf_labeldp.features), got "
             f"{name!r} ({type(step).__name__}). Give the table to the private estimator itself, "
             "which encodes its columns, or encoder=tf_labeldp.features.RandomFourierFeatures()."
         )

@@ -199,6 +199,13 @@ class FeatureRows:
 
         return map_parts(whole, self._inputs)
 
+    def network_arrays(self, model: Setting[Any] = None) -> Any:
+        """Returns ``network_inputs`` as arrays, also in a list of several inputs."""
+        inputs = self.network_inputs(model)
+        if isinstance(inputs, list):
+            return [FeatureRows(part).arrays() for part in inputs]
+        return FeatureRows(inputs).arrays()
+
     def raw(self, places: Setting[np.ndarray]) -> Any:
         """Returns rows of the raw inputs in their own type, by their numbers."""
         if isinstance(self._inputs, (dict, tuple)):

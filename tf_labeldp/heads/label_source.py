@@ -356,10 +356,10 @@ class _Fits:
             total = together.guarantee()
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
-                "in this process, or on as many labels, which count as those of the same people; "
-                f"together epsilon={total.epsilon:.4g}, which guarantee() states. Give all fits "
-                "one PrivateLabels: it tracks the budget and enforces it. Labels of other people "
-                "need a PrivateLabels of their own, with people=."
+                "in this process, or on equally many labels, which count as those of the same "
+                f"people; together epsilon={total.epsilon:.4g}, which guarantee() states. Give all "
+                "fits one PrivateLabels: it tracks the budget and enforces it. Labels of other "
+                "people need a PrivateLabels of their own, with people=."
             )
         return together
 

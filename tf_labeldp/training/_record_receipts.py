@@ -194,9 +194,7 @@ def fit(
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
     raw = FeatureRows(x, encoder)
-    x = raw.network_inputs(model)
-    is_list = isinstance(x, list)  # of several inputs
-    x = [FeatureRows(part).arrays() for part in x] if is_list else FeatureRows(x).arrays()
+    x = raw.network_arrays(model)
     inspected = InspectedModel(model)
     inspected.check_features_fit(x)
     _checks.run("labels", len(labels))
@@ -257,8 +255,7 @@ def _validation_data(
     if not isinstance(data, (tuple, list)) or len(data) < 2:
         return data
     x, y, *weights = data
-    x = FeatureRows(x, encoder).network_inputs(model)
-    x = keras.tree.map_structure(lambda part: _as_taken(np.asarray(part)), x)
+    x = keras.tree.map_structure(_as_taken, FeatureRows(x, encoder).network_arrays(model))
     if not isinstance(y, dict) and (codes := labels.kind.codes_of_names(y)) is not None:
         y = codes
         if num_axes == 2:

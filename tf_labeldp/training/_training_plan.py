@@ -324,9 +324,7 @@ class ArrayPlan(TrainingPlan):
         x, weights, class_weight = public.value
         if class_weight is not None:
             class_table(class_weight, None)
-        x = FeatureRows(x).network_inputs()
-        is_list = isinstance(x, list)  # of several inputs
-        x = [FeatureRows(part).arrays() for part in x] if is_list else FeatureRows(x).arrays()
+        x = FeatureRows(x).network_arrays()
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
         if isinstance(y, list):
             by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)

@@ -31,7 +31,7 @@ _STEPS = 2000
 _GAP = 1e-3
 """Nats of log-likelihood that may be left, a thousandth of the p-value."""
 _MOST_CELLS = 1 << 16
-"""Larger channels have so many answers that hardly any frequencies are impossible."""
+"""Probabilities of a channel above which hardly any frequencies are impossible."""
 
 
 class ForeignDraw(NamedTuple):

@@ -500,9 +500,9 @@ class Classes(LabelKind):
     def encode(self, labels: Private[Any]) -> np.ndarray:
         if self.names is None:
             return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
-        return self._codes_of_names(Column.of(labels))
+        return self._encoded_names(Column.of(labels))
 
-    def _codes_of_names(self, labels: Column) -> np.ndarray:
+    def _encoded_names(self, labels: Column) -> np.ndarray:
         array = labels.values
         if array.ndim != 1:
             raise ValueError(
