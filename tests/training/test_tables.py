@@ -231,7 +231,10 @@ def test_entries_that_are_neither_numbers_nor_texts_are_no_features():
     assert not labels.history()
 
 
-@pytest.mark.parametrize("targets", ["posterior", "values", "make_private"])
+TARGETS = ("posterior", "values", "make_private")
+
+
+@pytest.mark.parametrize("targets", with_slow(TARGETS, {"posterior", "values"}))
 @pytest.mark.filterwarnings("ignore")
 def test_validation_labels_may_be_names(targets):
     names = np.array(["no", "yes"])[Y.astype(int)]

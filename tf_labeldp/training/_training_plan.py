@@ -274,7 +274,7 @@ class PoissonPlan(TrainingPlan):
 
 
 def codes_of(labels: Any) -> np.ndarray:
-    """Returns the labels of one output as numbers, which are codes where they are classes."""
+    """Returns labels (n,) or (n, L) of one output as numbers, which are codes of classes."""
     array = Column.of(labels).numbers("labels")
     if array.dtype.kind not in "biuf":
         raise TypeError(

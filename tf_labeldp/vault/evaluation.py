@@ -375,7 +375,8 @@ def select(
         >>> heads[0].guarantee().epsilon, round(best.guarantee().epsilon, 2)
         (0.5, 0.73)
     """
-    if not isinstance(labels, LedgerOwner):
+    is_vault = isinstance(labels, LedgerOwner)
+    if not is_vault:
         raise TypeError(
             f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a vault, "
             "which charges the choice; noisy labels have their own evaluate."
