@@ -7,6 +7,7 @@ import math
 import keras
 import numpy as np
 import pytest
+from slow_cases import with_slow
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
@@ -84,7 +85,7 @@ def functional():
     return model
 
 
-@pytest.fixture(params=[None, "net", "functional"], ids=["numbered", "named", "functional"])
+@pytest.fixture(params=with_slow((None, "net", "functional"), ("net", "functional")))
 def model(request):
     keras.utils.clear_session()
     keras.layers.Dense(1)  # The names in the file begin with a number.
