@@ -88,8 +88,8 @@ class DrawnRows:
         objects = [leaf for leaf in tf.nest.flatten(chosen) if leaf.dtype.kind == "O"]
         if any(leaf.ndim > 1 or not set(map(type, leaf)) <= {str, bytes} for leaf in objects):
             raise TypeError(
-                f"expected arrays of numbers, or of texts, got a {kind} with columns of several "
-                "types. Give tf_labeldp.features.to_inputs(table, model), or the features of a map."
+                f"expected arrays of numbers, or of texts, got a {kind} of several types. Give "
+                "tf_labeldp.features.to_inputs(table, model), or the features of a map."
             )
         return chosen
 
