@@ -375,8 +375,8 @@ def callbacks_of(callbacks: Any) -> list[Any]:
     Raises:
         ImportError: TensorBoard without its package: its error would follow the first epoch.
     """
-    import keras
-
+    # A model was made with it.
+    keras = sys.modules["keras"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     several = [part for part in keras.tree.flatten(callbacks) if part is not None]
