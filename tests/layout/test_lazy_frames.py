@@ -5,12 +5,10 @@ The doors are those of ``_builders.py`` that take the table ``X`` or its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import pytest
-import tensorflow as tf
 from _builders import BUILDERS, X, dense, labels_of
 from _entry_points import TRAINING, arguments
 from slow_cases import with_slow
@@ -18,6 +16,8 @@ from slow_cases import with_slow
 import tf_labeldp as ldp
 from tf_labeldp import features, heads
 from tf_labeldp.boosting import PrivateBoosting
+
+pytestmark = pytest.mark.usefixtures("repeatable_and_eager")
 
 pl = pytest.importorskip("polars")
 FRAME = pl.DataFrame({f"x{place}": column for place, column in enumerate(X.T)})
@@ -89,14 +89,6 @@ def doors() -> dict[str, dict[str, Callable[[Any], Any]]]:
 
 
 DOORS = doors()
-
-
-@pytest.fixture(autouse=True)
-def eager() -> Iterator[None]:
-    keras.utils.set_random_seed(0)
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
 
 
 def tried(name: str, call: Callable[[Any], Any], collected: list[int]) -> str | None:

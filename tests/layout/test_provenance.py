@@ -7,13 +7,11 @@ array carries no receipts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from _builders import BUILDERS, IMAGES, Put, X, Y, labels_of, learner, private_model
 from _entry_points import TRAINING, Argument, arguments, arguments_of_engines, kind_of
 from slow_cases import with_slow
@@ -29,6 +27,8 @@ from tf_labeldp.accounting import (
     Receipt,
     public_input,
 )
+
+pytestmark = pytest.mark.usefixtures("repeatable_and_eager")
 
 ARGUMENTS = arguments()
 PUBLIC = [each for each in ARGUMENTS if each.kind == "public" and each.can_be_stated]
@@ -79,15 +79,6 @@ def check(argument: Argument, builder: Any) -> None:
     if put.can_carry_receipts:
         put = Put(argument.name, an_earlier_use(), itself=True)
         assert arrives(put.receipt, builder(put)), f"{lost}, which carries them itself"
-
-
-@pytest.fixture(autouse=True)
-def repeatable_and_eager() -> Iterator[None]:
-    """Fixes the seeds, and saves the time to compile steps that run once."""
-    keras.utils.set_random_seed(0)
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.filterwarnings("ignore")
